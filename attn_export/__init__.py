@@ -1,0 +1,41 @@
+"""Export PyTorch models with attention to ONNX with fused ops, and prove the answers are PyTorch's.
+
+The public API is imported at its first use, so that `import attn_export` loads neither torch nor
+onnxruntime.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attn_export.bench.benchmark import benchmark
+    from attn_export.build import export
+    from attn_export.errors import AttnExportError
+    from attn_export.verification import assert_parity, verify
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "AttnExportError": "attn_export.errors",
+    "assert_parity": "attn_export.verification",
+    "benchmark": "attn_export.bench.benchmark",
+    "export": "attn_export.build",
+    "verify": "attn_export.verification",
+}
+_EXTRAS = {"export": "export"}
+
+__all__ = ["AttnExportError", "assert_parity", "benchmark", "export", "verify"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'attn_export' has no attribute '{name}'")
+    if name in _EXTRAS:
+        from attn_export.extras import require
+
+        require(_EXTRAS[name])
+    found = getattr(importlib.import_module(_WHERE[name]), name)
+    globals()[name] = found
+    return found

@@ -1,0 +1,175 @@
+"""Count the attention of a graph, knowing nothing of how sites are found.
+
+A softmax counts where the axis that it normalises is later contracted with values that depend on
+an input: that is a weighted mean. One whose result is returned (a classifier) or contracted with
+constants (a distribution over fixed bins) does not. Existing attention nodes count as they are.
+Only this file and ONNX's definitions of the operators decide; the finder is checked against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+ATTENTION_OPS = {
+    ("", "Attention"),
+    ("com.microsoft", "Attention"),
+    ("com.microsoft", "MultiHeadAttention"),
+    ("com.microsoft", "GroupQueryAttention"),
+    ("com.microsoft", "PackedAttention"),
+    ("com.microsoft", "PackedMultiHeadAttention"),
+    ("com.microsoft", "DecoderMaskedMultiHeadAttention"),
+    ("com.microsoft", "SparseAttention"),
+    ("com.microsoft", "PagedAttention"),
+}
+ELEMENTWISE = {
+    "Add", "Cast", "CastLike", "Clip", "Div", "Dropout", "Expand", "Identity", "Max", "Min", "Mul",
+    "QuantizeLinear", "DequantizeLinear", "Relu", "Sub", "Where",
+}  # fmt: skip
+
+
+def count(model: ir.Model) -> list[str]:
+    """A name for each attention in the model, its subgraphs and its functions."""
+    graphs = [*model.graphs(), *(graph for f in model.functions.values() for graph in (f.graph,))]
+    found: list[str] = []
+    for index, graph in enumerate({id(graph): graph for graph in graphs}.values()):
+        for position, node in enumerate(graph):
+            name = node.name or f"{node.op_type}_{index}_{position}"
+            domain = "" if node.domain == "ai.onnx" else node.domain
+            if (domain, node.op_type) in ATTENTION_OPS:
+                found.append(name)
+                continue
+            weights = _normalised(node)
+            if weights is not None and any(_contracted(*weights, set())):
+                found.append(name)
+    return found
+
+
+def _rank(value: ir.Value | None) -> int | None:
+    return None if value is None or value.shape is None else len(value.shape)
+
+
+def _normalised(node: ir.Node) -> tuple[ir.Value, int] | None:
+    """A softmax's output and its axis: the op itself, or exp(x) / sum(exp(x)) written by hand."""
+    output = node.outputs[0] if node.outputs else None
+    rank = _rank(output)
+    if output is None or rank is None:
+        return None
+    if node.op_type == "Softmax":
+        return output, node.attributes.get_int("axis", -1) % rank
+    if node.op_type != "Div" or node.inputs[0] is None or node.inputs[1] is None:
+        return None
+    top, bottom = node.inputs[0].producer(), _through(node.inputs[1])
+    if top is None or top.op_type != "Exp" or bottom is None or bottom.op_type != "ReduceSum":
+        return None
+    if bottom.inputs[0] is not node.inputs[0]:
+        return None
+    axes = (
+        ir.convenience.get_const_tensor(bottom.inputs[1])
+        if len(bottom.inputs) > 1 and bottom.inputs[1]
+        else None
+    )
+    return None if axes is None else (output, int(axes.numpy().reshape(-1)[0]) % rank)
+
+
+def _through(value: ir.Value) -> ir.Node | None:
+    """The producer, past guards against a sum of zero."""
+    node = value.producer()
+    while node is not None and node.op_type in ("Add", "Max", "Clip", "Cast", "Expand", "Identity"):
+        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+    return node
+
+
+def _depends_on_input(value: ir.Value | None, seen: set[int]) -> bool:
+    """Whether a value is computed from a graph input (and is not a weight)."""
+    if value is None or id(value) in seen or value.is_initializer():
+        return False
+    seen.add(id(value))
+    node = value.producer()
+    if node is None:
+        return True  # a graph input, or a value of the outer graph
+    return any(_depends_on_input(source, seen) for source in node.inputs)
+
+
+def _contracted(value: ir.Value, axis: int, seen: set[tuple[int, int]]) -> Iterator[bool]:
+    """Follow an axis to the places where it is summed over with another operand."""
+    if (id(value), axis) in seen:
+        return
+    seen.add((id(value), axis))
+    rank = _rank(value)
+    for node, position in value.uses():
+        output = node.outputs[0] if node.outputs else None
+        out_rank = _rank(output)
+        if rank is None or output is None:
+            continue
+        if node.op_type == "MatMul":
+            contracted = rank - 1 if position == 0 else max(rank - 2, 0)
+            if axis == contracted:
+                yield _depends_on_input(node.inputs[1 - position], set())
+        elif node.op_type == "Einsum":
+            yield _einsum_contracts(node, position, axis)
+        elif node.op_type == "Mul" and _summed(output, axis + (out_rank or rank) - rank):
+            yield _depends_on_input(node.inputs[1 - position], set())
+        elif (moved := _follow(node, value, axis)) is not None:
+            yield from _contracted(output, moved, seen)
+
+
+def _einsum_contracts(node: ir.Node, position: int, axis: int) -> bool:
+    left, _, right = node.attributes["equation"].as_string().replace(" ", "").partition("->")
+    terms = left.split(",")
+    if len(terms) < 2 or "." in left:
+        return "." in left
+    letter = terms[position][axis]
+    others = [
+        _depends_on_input(node.inputs[i], set())
+        for i, term in enumerate(terms)
+        if i != position and letter in term
+    ]
+    return letter not in right and any(others)
+
+
+def _summed(value: ir.Value, axis: int) -> bool:
+    rank = _rank(value)
+    for node, _ in value.uses():
+        if node.op_type == "ReduceSum" and rank and len(node.inputs) > 1 and node.inputs[1]:
+            axes = ir.convenience.get_const_tensor(node.inputs[1])
+            if axes is not None and axis in {int(i) % rank for i in axes.numpy().reshape(-1)}:
+                return True
+    return False
+
+
+def _follow(node: ir.Node, value: ir.Value, axis: int) -> int | None:
+    """Where an axis goes through a node that keeps it; None where it is lost."""
+    rank, output = _rank(value), node.outputs[0]
+    out_rank = _rank(output)
+    if rank is None or out_rank is None or value.shape is None or output.shape is None:
+        return None
+    if node.op_type in ELEMENTWISE:
+        return axis + out_rank - rank
+    if node.op_type == "Transpose":
+        perm = node.attributes["perm"].as_ints() if "perm" in node.attributes else None
+        return list(perm).index(axis) if perm else rank - 1 - axis
+    if node.op_type in ("Slice", "Split", "Concat", "ScatterND", "Pad"):
+        return axis
+    if node.op_type in ("Reshape", "Squeeze", "Unsqueeze", "Flatten"):
+        return _reshaped(value.shape, output.shape, axis)
+    return None
+
+
+def _reshaped(before: ir.Shape, after: ir.Shape, axis: int) -> int | None:
+    """An axis survives a reshape where its size stands with as many elements behind it."""
+
+    def inner(shape: ir.Shape, position: int) -> tuple[int, tuple[str, ...]]:
+        known, symbols = 1, []
+        for size in shape[position + 1 :]:
+            if isinstance(size, int):
+                known *= size
+            else:
+                symbols.append(str(size.value))
+        return known, tuple(sorted(symbols))
+
+    for position in range(len(after)):
+        if after[position] == before[axis] and inner(after, position) == inner(before, axis):
+            return position
+    return None

@@ -1,0 +1,95 @@
+"""Find attention sites in a graph, by what they compute."""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from attn_export.attention.layout import trace
+from attn_export.attention.metadata import MODULE
+from attn_export.attention.projection import projection
+from attn_export.attention.site import Mask, Site, Size
+
+
+def find(model: ir.Model) -> list[Site]:
+    """The sites of the main graph in its order: each standard Attention node is one."""
+    nodes = [node for node in model.graph if is_attention(node)]
+    names = _names(nodes)
+    return [_site(node, name) for node, name in zip(nodes, names, strict=True)]
+
+
+def is_attention(node: ir.Node) -> bool:
+    return node.op_type == "Attention" and node.domain in ("", "ai.onnx")
+
+
+def _names(nodes: list[ir.Node]) -> list[str]:
+    """The PyTorch submodule of each node where it is known; a number behind it where it repeats."""
+    wanted = [node.metadata_props.get(MODULE) or node.name or "attention" for node in nodes]
+    used: dict[str, int] = {}
+    names = []
+    for name in wanted:
+        used[name] = used.get(name, 0) + 1
+        names.append(name if wanted.count(name) == 1 else f"{name}.{used[name] - 1}")
+    return names
+
+
+def _site(node: ir.Node, name: str) -> Site:
+    query, key, value = node.inputs[:3]
+    if query is None or key is None or value is None:
+        raise ValueError(f"Attention node '{name}' lacks an input")
+    heads = node.attributes.get_int("q_num_heads", 0) or _size(query, 1)
+    kv_heads = node.attributes.get_int("kv_num_heads", 0) or _size(key, 1)
+    tokens = 2 if _rank(query) == 4 else 1
+    packed = _rank(query) == 3
+    head_size = _size(query, -1) // (heads if packed else 1)
+    causal = node.attributes.get_int("is_causal", 0)
+    one_source = _one_source(query, key, value)
+    return Site(
+        name=name,
+        node=node,
+        kind="causal" if causal else "self" if one_source else "cross",
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        v_head_size=_size(value, -1) // (kv_heads if packed else 1),
+        query_tokens=_tokens(query, tokens),
+        key_tokens=_tokens(key, tokens),
+        mask=_mask(node),
+        causal="upper-left" if causal else "none",
+        scale=node.attributes.get_float("scale", 0.0) or 1 / math.sqrt(head_size),
+        softcap=node.attributes.get_float("softcap", 0.0),
+    )
+
+
+def _one_source(*values: ir.Value) -> bool:
+    """Whether query, key and value are projected from, or are, the same value."""
+    sources = set()
+    for value in values:
+        root = trace(value).root
+        found = projection(root)
+        sources.add(id(found.source if found else root))
+    return len(sources) == 1
+
+
+def _rank(value: ir.Value) -> int:
+    return 0 if value.shape is None else len(value.shape)
+
+
+def _size(value: ir.Value, axis: int) -> int:
+    size = value.shape[axis] if value.shape is not None else None
+    if not isinstance(size, int):
+        raise ValueError(f"the size of axis {axis} of '{value.name}' is unknown")
+    return size
+
+
+def _tokens(value: ir.Value, axis: int) -> Size:
+    size = value.shape[axis] if value.shape is not None else None
+    return size if isinstance(size, int) else str(getattr(size, "value", None) or "?")
+
+
+def _mask(node: ir.Node) -> Mask:
+    mask = node.inputs[3] if len(node.inputs) > 3 else None
+    if mask is None:
+        return "none"
+    return "bool" if mask.dtype == ir.DataType.BOOL else "additive"

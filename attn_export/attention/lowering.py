@@ -1,0 +1,149 @@
+"""Lower every site of a canonical graph for one target, each rewrite proved before applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from attn_export.attention.count import count
+from attn_export.attention.find import find
+from attn_export.attention.lower import (
+    contrib_attention,
+    decomposed,
+    multi_head_attention,
+    standard,
+)
+from attn_export.attention.lower.rewrite import NotLowerable, Rewrite
+from attn_export.attention.prove import prove
+from attn_export.attention.site import Account, Outcome, Site, Status
+from attn_export.capability import PREFERENCE, why_not
+from attn_export.errors import AttnExportError, UsageError, one_line
+from attn_export.runtimes.packages import onnxruntime_owner
+
+Progress = Callable[[str], None]
+BUILDERS: dict[str, Callable[[Site], Rewrite]] = {
+    module.NAME: module.build
+    for module in (contrib_attention, multi_head_attention, standard, decomposed)
+}
+CHOICES = ("auto", "contrib", "standard", "decomposed")
+
+
+def lower(
+    model: ir.Model,
+    runtime: str,
+    sizes: Sequence[Mapping[str, int]],
+    choice: str = "auto",
+    progress: Progress = lambda _: None,
+) -> Account:
+    """Replace each site of `model`, in place, by the first op that is legal there and proves equal.
+
+    Args:
+        runtime: what the graph is for, e.g. "ort-cpu".
+        sizes: values for the symbolic sizes, one mapping a proof case.
+        choice: one of CHOICES; anything but "auto" restricts the ops that are tried.
+
+    Raises:
+        UsageError: an unknown choice.
+        RuntimeUnavailable: no onnxruntime to prove on.
+    """
+    counted = count(model)
+    sites = find(model)
+    known = {site.node.name for site in sites}
+    version = onnxruntime_owner()[1]
+    proved: set[tuple[object, ...]] = set()
+    outcomes = []
+    for index, site in enumerate(sites):
+        progress(f"proving {site.name} ({index + 1} of {len(sites)})")
+        outcomes.append(_lower_site(model, site, runtime, version, sizes, choice, proved))
+    if outcomes:
+        RemoveUnusedNodesPass()(model)
+        _drop_unused_initializers(model)
+    unrecognised = tuple(name for name in counted if name not in known)
+    return Account(tuple(outcomes), len(counted), unrecognised)
+
+
+def candidates(runtime: str, choice: str) -> tuple[str, ...]:
+    """The ops to try, the preferred one first.
+
+    Raises:
+        UsageError: an unknown choice.
+    """
+    preferred = PREFERENCE[runtime]
+    if choice == "auto":
+        return preferred
+    if choice == "contrib":
+        return tuple(op for op in preferred if op.startswith("com.microsoft"))
+    if choice == "standard":
+        return (standard.NAME,)
+    if choice == "decomposed":
+        return (decomposed.NAME,)
+    raise UsageError(f"there is no lowering '{choice}'", f"choose one of {', '.join(CHOICES)}")
+
+
+def _lower_site(
+    model: ir.Model,
+    site: Site,
+    runtime: str,
+    version: str,
+    sizes: Sequence[Mapping[str, int]],
+    choice: str,
+    proved: set[tuple[object, ...]],
+) -> Outcome:
+    dtype = site.node.inputs[0].dtype.numpy().name if site.node.inputs[0].dtype else "float32"  # type: ignore[union-attr]
+    reasons = []
+    for op in candidates(runtime, choice):
+        if op != decomposed.NAME and (reason := why_not(op, runtime, version, dtype)):
+            reasons.append(reason)
+            continue
+        try:
+            rewrite = BUILDERS[op](site)
+        except NotLowerable as reason:
+            reasons.append(str(reason))
+            continue
+        problem = _try(model, site, rewrite, sizes, (op, *site.signature), proved)
+        if not problem:
+            status: Status = "lowered" if op != decomposed.NAME else "decomposed-by-choice"
+            why = "" if op != decomposed.NAME else "--lowering decomposed"
+            return Outcome(site, op, status, "; ".join(reasons) or why, "run")
+        reasons.append(f"{op} disagrees with the unfused site on {problem}")
+    return Outcome(site, None, "refused", "; ".join(reasons))
+
+
+def _try(
+    model: ir.Model,
+    site: Site,
+    rewrite: Rewrite,
+    sizes: Sequence[Mapping[str, int]],
+    signature: tuple[object, ...],
+    proved: set[tuple[object, ...]],
+) -> str:
+    """Apply a rewrite if it proves equal; else leave the graph as it was and say why."""
+    graph = model.graph
+    for weight in rewrite.weights:
+        graph.register_initializer(weight)
+    anchor = rewrite.old.producer()
+    graph.insert_after(anchor if anchor is not None else site.node, rewrite.nodes)
+    try:
+        proof = prove(model, rewrite, sizes, brief=signature in proved)
+        problem = proof.problem
+    except AttnExportError as error:
+        problem = one_line(error)
+    if problem:
+        graph.remove(rewrite.nodes, safe=True)
+        for weight in rewrite.weights:
+            graph.initializers.pop(str(weight.name))
+        return problem
+    model.opset_imports.setdefault("com.microsoft", 1)
+    name = rewrite.old.name
+    ir.convenience.replace_all_uses_with(rewrite.old, rewrite.new, replace_graph_outputs=True)
+    rewrite.old.name, rewrite.new.name = f"{name}_unfused", name
+    proved.add(signature)
+    return ""
+
+
+def _drop_unused_initializers(model: ir.Model) -> None:
+    for name, value in list(model.graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del model.graph.initializers[name]

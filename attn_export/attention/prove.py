@@ -1,0 +1,144 @@
+"""Run a rewrite and what it replaces on hostile inputs, and compare both with float64.
+
+The site is cut out of the graph at the values where its rewrite begins, with every node that is
+replaced and every weight that is merged. The truth is the cut-out in double on ONNX's reference
+evaluator; the yardstick is the error of the unchanged nodes on ONNX Runtime without optimisations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from attn_export.attention.layout import size_of
+from attn_export.attention.lower.rewrite import Rewrite
+from attn_export.parity.compare import compare
+from attn_export.parity.tolerance import allowed_error
+from attn_export.runtimes import ort_cpu
+from attn_export.runtimes.base import Arrays
+
+MAGNITUDES = (1.0, 1e-3, 30.0)  # ordinary, tiny and large scores
+FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16}
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Whether a rewrite computes what it replaces.
+
+    Attributes:
+        runs: how many inputs both sides agreed on.
+        problem: the first disagreement, in words; empty where there was none.
+    """
+
+    runs: int
+    problem: str
+
+    @property
+    def held(self) -> bool:
+        return self.runs > 0 and not self.problem
+
+
+def prove(
+    model: ir.Model, rewrite: Rewrite, sizes: Sequence[Mapping[str, int]], *, brief: bool = False
+) -> Proof:
+    """Run both sides. The rewrite's nodes must lie in the model's graph, not yet connected.
+
+    Args:
+        sizes: values for the graph's symbolic sizes, one mapping a case.
+        brief: one run only, for a site whose like was proved before: its own weights are checked.
+    """
+    before = _cut(model, rewrite.inputs, rewrite.old)
+    after = _cut(model, rewrite.inputs, rewrite.new)
+    truth = ReferenceEvaluator(_in_double(before))
+    runs = 0
+    with (
+        ort_cpu.load(before.SerializeToString(), optimize=False) as old,
+        ort_cpu.load(after.SerializeToString()) as new,
+    ):
+        for name, inputs in _hostile(rewrite.inputs, sizes, brief):
+            expected = old.run(inputs)["result"]
+            doubled = {key: _double(array) for key, array in inputs.items()}
+            exact = np.asarray(next(iter(truth.run(None, doubled))))
+            budget = {"all": allowed_error(expected, exact)}
+            (result,) = compare("result", new.run(inputs)["result"], expected, budget, exact)
+            if not result.passed:
+                return Proof(runs, f"{name}: {result.problem}")
+            runs += 1
+    return Proof(runs, "")
+
+
+def _cut(model: ir.Model, inputs: Sequence[ir.Value], output: ir.Value) -> onnx.ModelProto:
+    graph = ir.convenience.extract(model.graph, list(inputs), [output])
+    graph.outputs[0].name = "result"
+    for index, value in enumerate(graph.inputs):
+        value.name = f"input_{index}"
+    imports = {**model.opset_imports, "com.microsoft": 1}
+    graph.opset_imports.update(imports)
+    return ir.to_proto(ir.Model(graph, ir_version=model.ir_version))
+
+
+def _in_double(model: onnx.ModelProto) -> onnx.ModelProto:
+    doubled = onnx.ModelProto()
+    doubled.CopyFrom(model)
+    for tensor in doubled.graph.initializer:
+        if tensor.data_type in FLOATS:
+            array = numpy_helper.to_array(tensor).astype(np.float64)
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    for value in [*doubled.graph.input, *doubled.graph.output, *doubled.graph.value_info]:
+        if value.type.tensor_type.elem_type in FLOATS:
+            value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+    return doubled
+
+
+def _double(array: NDArray[np.generic]) -> NDArray[np.generic]:
+    return array.astype(np.float64) if array.dtype.kind == "f" else array
+
+
+def _hostile(
+    values: Sequence[ir.Value], sizes: Sequence[Mapping[str, int]], brief: bool
+) -> Iterator[tuple[str, Arrays]]:
+    for seed, binding in enumerate(sizes or [{}]):
+        rng = np.random.default_rng(seed)
+        for magnitude in MAGNITUDES:
+            inputs = {
+                f"input_{index}": _draw(rng, value, binding, magnitude)
+                for index, value in enumerate(values)
+            }
+            where = " ".join(f"{name}={size}" for name, size in binding.items())
+            yield f"inputs of size {magnitude:g}{' at ' + where if where else ''}", inputs
+            if brief:
+                return
+
+
+def _draw(
+    rng: np.random.Generator, value: ir.Value, binding: Mapping[str, int], magnitude: float
+) -> NDArray[np.generic]:
+    shape = _concrete(value, binding)
+    dtype = value.dtype.numpy() if value.dtype is not None else np.dtype(np.float32)
+    if dtype == np.bool_:
+        allowed = rng.random(shape) > 0.3  # holes
+        if len(shape) >= 2 and shape[-2] > 2:
+            allowed[..., 0, :] = False  # a blocked row
+            allowed[..., 1, : shape[-1] // 2] = False  # left padding
+            allowed[..., 2, (shape[-1] + 1) // 2 :] = False  # right padding
+        return np.asarray(allowed)
+    return (rng.standard_normal(shape) * magnitude).astype(dtype)
+
+
+def _concrete(value: ir.Value, binding: Mapping[str, int]) -> tuple[int, ...]:
+    if value.shape is None:
+        raise ValueError(f"the rank of '{value.name}' is unknown")
+    found = []
+    for size in value.shape:
+        expression = size if isinstance(size, int) else size_of(str(size.value))
+        if not isinstance(expression, int):
+            expression = expression.subs({s: binding[s.name] for s in expression.free_symbols})
+        found.append(int(expression))
+    return tuple(found)

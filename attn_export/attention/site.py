@@ -1,0 +1,118 @@
+"""What one attention computes, and what becomes of it on a target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import onnx_ir as ir
+
+Size = int | str
+Mask = Literal["none", "bool", "additive", "lengths"]
+Causal = Literal["none", "upper-left", "lower-right", "unknown"]
+Status = Literal["lowered", "decomposed-by-choice", "refused"]
+Proved = Literal["run", "stand-in", "rule", "no"]
+BlockedRows = Literal["same", "zero", "mean", "nan"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One softmax attention: softmax(scale * Q K^T, softcapped, masked) V.
+
+    Q is (B, N, S, H), K is (B, K, T, H), V is (B, K, T, Hv) as standard Attention (ONNX operator
+    specification, opset 23) takes them; its 3-D form is read as the same.
+
+    Attributes:
+        node: the standard Attention node in the canonical graph.
+        kind: "self", "cross" or "causal"; self and causal project Q, K and V from one value.
+        query_tokens, key_tokens: S and T; a symbolic size is a string.
+        scale: the factor on Q K^T; 1 / sqrt(H) where the node has none.
+    """
+
+    name: str
+    node: ir.Node
+    kind: str
+    heads: int
+    kv_heads: int
+    head_size: int
+    v_head_size: int
+    query_tokens: Size
+    key_tokens: Size
+    mask: Mask
+    causal: Causal
+    scale: float
+    softcap: float
+    window: int | None = None
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """Sites with equal signatures compute the same function of their inputs."""
+        return (
+            self.kind, self.heads, self.kv_heads, self.head_size, self.v_head_size,
+            self.query_tokens, self.key_tokens, self.mask, self.causal, self.scale, self.softcap,
+            self.window,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a site became on one target.
+
+    Attributes:
+        lowering: "com.microsoft.X", "ai.onnx.Attention" or "decomposed"; None where refused.
+        reason: why it was refused, or why a faster form was not taken.
+        proved: "run" on the target's runtime, "stand-in" on another, "rule" by argument, "no".
+        blocked_rows: what a query gets whose mask allows no key, compared with PyTorch.
+    """
+
+    site: Site
+    lowering: str | None
+    status: Status
+    reason: str = ""
+    proved: Proved = "no"
+    blocked_rows: BlockedRows = "same"
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `inspect --json` prints for a site."""
+        site = {key: value for key, value in vars(self.site).items() if key != "node"}
+        outcome = {key: value for key, value in vars(self).items() if key != "site"}
+        return {**site, **outcome}
+
+
+@dataclass(frozen=True)
+class Account:
+    """Every site of a graph: `total` is counted by a module that shares nothing with the finder.
+
+    Attributes:
+        unrecognised: places that the counter saw and the finder did not, by node name.
+        other: linear, deformable and channel attention, which no softmax gives away.
+    """
+
+    outcomes: tuple[Outcome, ...]
+    total: int
+    unrecognised: tuple[str, ...] = ()
+    other: tuple[str, ...] = ()
+
+    @property
+    def lowered(self) -> int:
+        return sum(outcome.status == "lowered" for outcome in self.outcomes)
+
+    @property
+    def refused(self) -> int:
+        return sum(o.status == "refused" for o in self.outcomes) + len(self.unrecognised)
+
+    def to_json(self) -> dict[str, Any]:
+        """The `inspect --json` object without its "model"."""
+        missed = [
+            {"name": name, "kind": None, "lowering": None, "status": "refused",
+             "reason": "not recognised", "proved": "no"}
+            for name in self.unrecognised
+        ]  # fmt: skip
+        return {
+            "sites": [outcome.to_json() for outcome in self.outcomes] + missed,
+            "total": self.total,
+            "recognised": len(self.outcomes),
+            "lowered": self.lowered,
+            "refused": self.refused,
+            "other": list(self.other),
+        }

@@ -1,0 +1,165 @@
+"""Source -> canonical graph -> one lowered and proved graph a target -> bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from attn_export import bundle as bundles
+from attn_export import manifest as manifests
+from attn_export.attention.lowering import lower
+from attn_export.capability import TARGET_RUNTIMES
+from attn_export.errors import UsageError
+from attn_export.exporter import Graph, to_onnx
+from attn_export.models.spec import ExportSpec, Metric
+from attn_export.parity.cases import build_cases, run, sizes_of
+from attn_export.parity.metrics import evaluate, write_metric
+from attn_export.parity.tolerance import Group
+from attn_export.reference import Case, write_cases
+from attn_export.runtimes.packages import onnxruntime_owner
+from attn_export.source import Source, eval_mode, resolve, restore_mode
+from attn_export.weights import write_graphs
+
+Progress = Callable[[str], None]
+SEED = 0
+
+
+def export(
+    source: str | Source,
+    output: Path | str,
+    *,
+    targets: Sequence[str] = ("cpu",),
+    precision: str = "fp32",
+    overwrite: bool = False,
+    inputs: Sequence[str] = (),
+    dynamic: Sequence[str] = (),
+    lowering: str = "auto",
+    progress: Progress = lambda _: None,
+) -> bundles.Bundle:
+    """Export a model into a bundle at `output`, which appears complete or not at all.
+
+    Args:
+        source: a Source, or what `attn-export export SOURCE` takes.
+        targets: "cpu".
+        dynamic: `INPUT=AXIS:MIN..MAX`.
+        lowering: "auto", "contrib", "standard" or "decomposed".
+
+    Raises:
+        UsageError: an unknown model, target or option, or an output that exists.
+        ExportError: the model does not export.
+        RuntimeUnavailable: no onnxruntime to prove on.
+        FileError: the bundle could not be written.
+    """
+    with bundles.write(Path(output), overwrite=overwrite) as stage:
+        found = source if isinstance(source, Source) else resolve(source, inputs, dynamic)
+        export_into(stage, found, targets, precision, lowering, progress)
+    return bundles.read(Path(output))
+
+
+def export_into(
+    folder: Path,
+    source: Source,
+    targets: Sequence[str],
+    precision: str,
+    lowering: str,
+    progress: Progress,
+) -> bundles.Bundle:
+    """Export into an existing, empty folder. Errors are those of `export`."""
+    check_request(targets, precision)
+    onnxruntime_owner()  # fail before the long part
+    flags = [eval_mode(spec.module) for spec in source.components.values()]
+    notes = list(source.notes)
+    if any(training for modules in flags for training in modules.values()):
+        notes.append("the module was in train mode; it is exported in eval mode")
+    try:
+        return _export_into(folder, source, targets, lowering, notes, progress)
+    finally:
+        for modules in reversed(flags):  # components may share modules
+            restore_mode(modules)
+
+
+def check_request(targets: Sequence[str], precision: str) -> None:
+    """Raise UsageError for a target or precision that is not built."""
+    if not targets:
+        raise UsageError("no target is named", f"the targets are {', '.join(TARGET_RUNTIMES)}")
+    for target in targets:
+        if target not in TARGET_RUNTIMES:
+            known = ", ".join(TARGET_RUNTIMES)
+            raise UsageError(f"there is no target '{target}'", f"the targets are {known}")
+    if precision != "fp32":
+        raise UsageError(f"precision {precision} is not built yet", "use --precision fp32")
+
+
+def _export_into(
+    folder: Path,
+    source: Source,
+    targets: Sequence[str],
+    lowering: str,
+    notes: list[str],
+    progress: Progress,
+) -> bundles.Bundle:
+    graphs: dict[str, Graph] = {}
+    for component, spec in source.components.items():
+        progress(f"exporting {component} to ONNX")
+        graphs[component] = to_onnx(spec)
+        notes += graphs[component].notes
+
+    cases: list[Case] = []
+    groups: dict[str, dict[str, list[Group]]] = {}
+    for component, graph in graphs.items():
+        progress(f"running PyTorch on the reference cases of {component}")
+        groups[component] = _groups(graph.spec)
+        built, note = build_cases(component, graph.spec, groups[component], SEED)
+        cases += built
+        notes += [note] if note else []
+
+    described, files = [], {}
+    for target in dict.fromkeys(targets):
+        runtime = TARGET_RUNTIMES[target]
+        for component, graph in graphs.items():
+            model = graph.model.clone()
+            account = lower(model, runtime, sizes_of(graph.spec), lowering, progress)
+            file = f"{component}.{target}.onnx"
+            files[file] = model
+            described.append(manifests.describe_target(target, runtime, component, file, account))
+
+    progress("writing the bundle")
+    manifest = manifests.assemble(source.name, source.origin, graphs, described, notes)
+    manifest["seed"] = SEED
+    write_graphs(folder, files, bundles.WEIGHTS)
+    write_cases(folder / bundles.REFERENCE, cases, groups)
+    for component, graph in graphs.items():
+        if graph.spec.metric is not None:
+            manifest["metric"] = _metric(folder, component, graph.spec, graph.spec.metric)
+    bundles.seal(folder, manifest)
+    return bundles.read(folder)
+
+
+def _groups(spec: ExportSpec) -> dict[str, list[Group]]:
+    return {
+        name: [Group(g.name, g.axis, g.start, g.stop) for g in row]
+        for name, row in spec.groups.items()
+    }
+
+
+def _metric(folder: Path, component: str, spec: ExportSpec, metric: Metric) -> dict[str, Any]:
+    """Store the held-out samples; PyTorch's own score goes into the manifest."""
+    inputs = {name: tensor.numpy() for name, tensor in metric.inputs.items()}
+    target = metric.target.numpy()
+    write_metric(folder / bundles.METRIC, inputs, target)
+
+    def torch_run(batch: Any) -> Any:
+        import torch
+
+        tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
+        return run(spec, spec.module, tensors)
+
+    score = evaluate(metric.kind, metric.output, torch_run, inputs, target)
+    return {
+        "kind": metric.kind,
+        "component": component,
+        "output": metric.output,
+        "samples": len(target),
+        "reference": score,
+    }

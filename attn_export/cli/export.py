@@ -1,0 +1,41 @@
+"""`attn-export export`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from attn_export.cli.options import Output, export_options, output_options, split_targets
+
+
+@click.command("export")
+@click.argument("source")
+@click.option("-o", "--output", "folder", type=click.Path(path_type=Path), required=True,
+              help="The bundle's folder.")  # fmt: skip
+@export_options
+@output_options
+def command(
+    source: str,
+    folder: Path,
+    targets: str,
+    precision: str,
+    overwrite: bool,
+    dynamic: tuple[str, ...],
+    inputs: tuple[str, ...],
+    lowering: str,
+    output: Output,
+) -> None:
+    """Export SOURCE (a name, package.module:factory or path/file.py:factory) into a bundle, and
+    check it on the runtimes that it is for."""
+    from attn_export.extras import require
+
+    require("export")
+    from attn_export.pipeline import Options, export_and_verify
+
+    options = Options(split_targets(targets), precision, overwrite, inputs, dynamic, lowering)
+    with output.progress() as progress:
+        outcome = export_and_verify(source, folder, options, progress)
+    outcome.show(output)
+    output.result(outcome.to_json())
+    outcome.require()

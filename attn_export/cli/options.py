@@ -1,0 +1,94 @@
+"""Options that several commands share, and where their output goes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+LOG_WIDTH = 132
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a command prints: JSON alone on stdout, or tables there; progress always on stderr."""
+
+    json: bool
+    quiet: bool
+    verbose: bool
+
+    @property
+    def console(self) -> Console:
+        """For tables and sentences; wide where it is a pipe or a log."""
+        console = Console(stderr=self.json, quiet=self.quiet, highlight=False)
+        if not console.is_terminal:
+            console.width = LOG_WIDTH
+        return console
+
+    def result(self, value: dict[str, Any]) -> None:
+        """Print the command's JSON object, where JSON was asked for."""
+        if self.json:
+            click.echo(json.dumps(value, indent=2, ensure_ascii=False), file=sys.__stdout__)
+
+    @contextmanager
+    def progress(self) -> Iterator[Callable[[str], None]]:
+        """A function that says what is being done; silent with -q, plain lines off a terminal."""
+        console = Console(stderr=True, quiet=self.quiet, highlight=False)
+        if not console.is_terminal:
+            yield (
+                (lambda text: console.print(text, style="dim"))
+                if self.verbose
+                else (lambda _: None)
+            )
+            return
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("starting", total=None)
+            yield lambda text: bar.update(task, description=text)
+
+
+def output_options(command: Command) -> Command:
+    """Add --json, -q and -v, handed to the command as one `output`."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON alone on stdout.")
+    @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
+    @click.option("-v", "--verbose", is_flag=True, help="Print each step.")
+    @wraps(command)
+    def wrapped(*args: Any, as_json: bool, quiet: bool, verbose: bool, **kwargs: Any) -> Any:
+        # With --json, what a user's model prints must not come between.
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():
+            return command(*args, output=Output(as_json, quiet, verbose), **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def export_options(command: Command) -> Command:
+    """Add the options of everything that exports."""
+    options = (
+        click.option("--target", "targets", default="cpu", show_default=True, help="cpu."),
+        click.option("--precision", default="fp32", show_default=True, help="fp32."),
+        click.option("--overwrite", is_flag=True, help="Replace a bundle that exists."),
+        click.option("--dynamic", multiple=True, metavar="INPUT=AXIS:MIN..MAX",
+                     help="An axis whose size may differ from call to call."),
+        click.option("--input", "inputs", multiple=True, metavar="NAME=DTYPE[SIZE,...]",
+                     help="An example input, for a factory that returns none."),
+        click.option("--lowering", default="auto", show_default=True,
+                     type=click.Choice(["auto", "contrib", "standard", "decomposed"]),
+                     help="What attention becomes."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def split_targets(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())

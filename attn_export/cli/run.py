@@ -1,0 +1,43 @@
+"""`attn-export run`: the main job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from attn_export.cli.options import Output, export_options, output_options, split_targets
+
+
+@click.command("run")
+@click.argument("source")
+@click.option("-o", "--output", "folder", type=click.Path(path_type=Path),
+              help="The bundle's folder; a fresh one here if left out.")  # fmt: skip
+@click.option("--seconds", default=6.0, show_default=True, type=click.FloatRange(0, 86_400),
+              help="Timed seconds for each runtime.")  # fmt: skip
+@export_options
+@output_options
+def command(
+    source: str,
+    folder: Path | None,
+    seconds: float,
+    targets: str,
+    precision: str,
+    overwrite: bool,
+    dynamic: tuple[str, ...],
+    inputs: tuple[str, ...],
+    lowering: str,
+    output: Output,
+) -> None:
+    """Export SOURCE, verify it against PyTorch, benchmark it, and write a report: the main job."""
+    from attn_export.extras import require
+
+    require("export")
+    from attn_export.pipeline import Options, fresh_folder, run
+
+    options = Options(split_targets(targets), precision, overwrite, inputs, dynamic, lowering)
+    with output.progress() as progress:
+        outcome = run(source, folder or fresh_folder(source), options, seconds, progress)
+    outcome.show(output)
+    output.result(outcome.to_json())
+    outcome.require()

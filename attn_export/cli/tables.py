@@ -1,0 +1,96 @@
+"""The tables that commands print, from the same objects that --json prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from attn_export.bench.benchmark import Benchmark
+from attn_export.verification import Verification
+
+
+def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
+    )
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def sites_table(account: Mapping[str, Any]) -> Table:
+    """An `inspect --json` object as a table."""
+    found, lowered = account["recognised"], account["lowered"]
+    title = f"Attention sites: {account['total']} counted, {found} recognised, {lowered} lowered"
+    numbers = ("heads", "size", "tokens")
+    table = _table(title, "site", "kind", *numbers, "mask", "becomes", "proved", right=numbers)
+    for site in account["sites"]:
+        if site["kind"] is None:
+            table.add_row(site["name"], "?", "", "", "", "", f"refused: {site['reason']}", "no")
+            continue
+        tokens = f"{site['query_tokens']}x{site['key_tokens']}"
+        becomes = site["lowering"] or f"refused: {site['reason']}"
+        sizes = (str(site["heads"]), str(site["head_size"]), tokens)
+        mask = site["mask"] if site["causal"] == "none" else f"{site['mask']}, causal"
+        table.add_row(site["name"], site["kind"], *sizes, mask, becomes, site["proved"])
+    return table
+
+
+def parity_table(result: Verification) -> Table:
+    """One row for each output of each runtime: its worst case."""
+    numbers = ("max error", "of allowed", "vs truth", "PyTorch's own")
+    title = f"Parity with PyTorch: {len(result.cases)} cases ({', '.join(result.cases)})"
+    table = _table(title, "runtime", "output", *numbers, "cosine", "", right=numbers)
+    for name, runtime in result.runtimes.items():
+        for output, worst in runtime.worst().items():
+            label = output if worst.group == "all" else f"{output} ({worst.group})"
+            share = f"{worst.max_abs / worst.allowed:.0%}" if worst.allowed else "exact"
+            verdict = "[green]passed[/]" if worst.passed else f"[red]FAILED[/] {worst.problem}"
+            table.add_row(
+                name, label, f"{worst.max_abs:.2e}", share, _figure(worst.error_vs_truth),
+                _figure(worst.torch_error_vs_truth), f"{worst.cosine:.8f}", verdict,
+            )  # fmt: skip
+    return table
+
+
+def _figure(value: float | None) -> str:
+    return "no truth" if value is None else f"{value:.2e}"
+
+
+METRIC_NAMES = {"top1": "Accuracy", "map50": "mAP@0.5", "exact-match": "Exact match"}
+
+
+def metric_lines(result: Verification) -> list[str]:
+    """Held-out score of PyTorch and of each runtime, in words."""
+    metric = result.metric
+    if metric is None:
+        return []
+    name, reference = METRIC_NAMES.get(metric["kind"], metric["kind"]), metric["reference"]
+    lines = [f"{name} on {metric['samples']} held-out samples: PyTorch {reference:.2%}"]
+    for runtime, found in result.runtimes.items():
+        if found.metric is not None:
+            same = "the same" if found.metric == reference else f"{found.metric - reference:+.2%}"
+            lines[0] += f", {runtime} {found.metric:.2%} ({same})"
+    return lines
+
+
+def bench_table(result: Benchmark) -> Table:
+    numbers = ("median ms", "95 % interval", "p90", "p99", "cold start ms", "peak MB", "ratio")
+    title = f"Latency of one call, {result.case}, {result.threads} threads"
+    table = _table(title, "runtime", *numbers, "runs", right=(*numbers, "runs"))
+    for name, timing in result.timings.items():
+        row = timing.latency
+        rest = (f"{timing.cold_start_ms:.0f}", f"{timing.peak_rss_mb:.0f}")
+        if row is None:
+            table.add_row(name, "not timed: parity failed", "", "", "", *rest, "", "0")
+            continue
+        ratio = result.ratio(name)
+        shown = "" if ratio is None else "baseline" if name == result.baseline else f"{ratio:.2f}"
+        table.add_row(
+            name, f"{row.median:.3f}", f"{row.low:.3f}..{row.high:.3f}", f"{row.p90:.3f}",
+            f"{row.p99:.3f}", *rest, shown, str(row.runs),
+        )  # fmt: skip
+    return table

@@ -1,0 +1,289 @@
+"""ExportSpec -> ONNX graph, through torch.export and PyTorch's dynamo-based ONNX exporter."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+from torch.export import Dim, ExportedProgram
+
+from attn_export.attention.metadata import MODULE, ORIGIN
+from attn_export.errors import ExportError, one_line
+from attn_export.models.spec import Axis, ExportSpec
+from attn_export.signature import default_dynamic, output_names
+
+OPSET = 23  # the standard Attention op; ONNX Runtime and TensorRT run 23, and 25 de-fuses it
+EXPORTER_PREFIX = "pkg."
+
+
+@dataclass
+class Graph:
+    """One exported component.
+
+    Attributes:
+        model: opset 23, dynamic sizes named as in `spec.dynamic`.
+        spec: as given, with its defaults filled in: dynamic axes, output names, widened examples.
+        notes: what the owner of the model should know.
+    """
+
+    model: ir.Model
+    spec: ExportSpec
+    notes: list[str] = field(default_factory=list)
+
+
+def to_onnx(spec: ExportSpec) -> Graph:
+    """Export one component; the module must be in eval mode already.
+
+    Raises:
+        ExportError: the model cannot be exported, a declared dimension froze, or dropout stays on.
+    """
+    notes: list[str] = []
+    declared = bool(spec.dynamic)
+    dynamic = spec.dynamic or default_dynamic(spec.inputs)
+    spec = replace(spec, dynamic=dynamic, inputs=widen(spec.inputs, dynamic))
+    with exporter_state():
+        spec = replace(spec, outputs=spec.outputs or _names(spec))
+        try:
+            program = _trace(spec)
+        except ExportError as error:
+            if declared or not dynamic:
+                raise
+            spec = replace(spec, dynamic={})
+            program = _trace(spec)
+            notes.append(
+                f"the batch is fixed at {_batch(spec.inputs)}, since it could not be made dynamic"
+                f" ({error.observed})"
+            )
+        refuse_randomness(program)
+        model = _convert(program)
+    _name_values(model, spec)
+    _name_sizes(model, spec)
+    _clean_metadata(model)
+    return Graph(model, spec, notes)
+
+
+def widen(
+    inputs: Mapping[str, Tensor], dynamic: Mapping[str, Mapping[int, Axis]]
+) -> dict[str, Tensor]:
+    """Repeat examples of size 1 on a dynamic axis: torch.export would take 1 for a constant."""
+    widened = dict(inputs)
+    for name, axes in dynamic.items():
+        for axis, declared in axes.items():
+            value = widened[name]
+            if value.shape[axis] == 1 and declared.max > 1:
+                widened[name] = torch.cat([value, value], dim=axis)
+    return widened
+
+
+@contextmanager
+def exporter_state() -> Iterator[None]:
+    """No autograd, no nn.TransformerEncoder fast path (an op without an ONNX form), no noise.
+
+    Everything is restored, also after an exception.
+    """
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        logger.setLevel(logging.ERROR)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+        logger.setLevel(level)
+
+
+def _names(spec: ExportSpec) -> tuple[str, ...]:
+    try:
+        names = output_names(spec.module(**spec.inputs))
+    except Exception as error:
+        raise ExportError(
+            f"the model raised {type(error).__name__} on its example inputs: {one_line(error)}",
+            "give inputs that it runs on",
+        ) from error
+    if not names:
+        raise ExportError("the model returned no tensor", "return at least one")
+    clashes = set(names) & set(spec.inputs)
+    return tuple(f"{name}_out" if name in clashes else name for name in names)
+
+
+def _trace(spec: ExportSpec) -> ExportedProgram:
+    dims = {
+        axis.name: Dim(axis.name, min=axis.min, max=axis.max)
+        for axes in spec.dynamic.values()
+        for axis in axes.values()
+    }
+    shapes = {
+        name: {axis: dims[a.name] for axis, a in spec.dynamic.get(name, {}).items()}
+        for name in spec.inputs
+    }
+    try:
+        return torch.export.export(
+            spec.module, (), kwargs=dict(spec.inputs), dynamic_shapes=shapes, strict=False
+        )
+    except Exception as error:
+        raise ExportError(
+            f"torch.export refuses the model ({_reason(error)})",
+            "make that part of forward exportable, or declare fewer dynamic axes",
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The line of a torch.export message that says what is wrong, often not the first."""
+    lines = [line.strip(" -\t") for line in str(error).splitlines() if line.strip()]
+    telling = ("Not all values", "was inferred to be a constant", "marked", "Could not guard")
+    for line in lines:
+        if any(phrase in line for phrase in telling):
+            return one_line(Exception(line))
+    return f"{type(error).__name__}: {one_line(error)}"
+
+
+def refuse_randomness(program: ExportedProgram) -> None:
+    """Raise ExportError if the graph draws random numbers, as dropout that ignores eval() does.
+
+    Its answers would differ from run to run, and no comparison of them would mean anything.
+    """
+    for node in program.graph.nodes:
+        tags = getattr(node.target, "tags", ())
+        if torch.Tag.nondeterministic_seeded not in tags or _is_quiet(node):
+            continue
+        where = list((node.meta.get("nn_module_stack") or {}).values())
+        owner = (
+            f"{where[-1][1].__name__ if isinstance(where[-1][1], type) else where[-1][1]}"
+            if where
+            else "the model"
+        )
+        path = where[-1][0] if where and where[-1][0] else "its top level"
+        raise ExportError(
+            f"{node.target} in {owner.rsplit('.', 1)[-1]} ({path}) stays random in eval mode",
+            "pass dropout_p=p if self.training else 0.0, so that eval() turns it off",
+        )
+
+
+def _is_quiet(node: torch.fx.Node) -> bool:
+    """A dropout that is off: probability 0, or train=False."""
+    schema = node.target._schema  # type: ignore[union-attr]
+    values = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
+    for argument in schema.arguments:
+        values.setdefault(argument.name, argument.default_value)
+    if "dropout_p" in values:
+        return bool(values["dropout_p"] == 0.0)
+    return "train" in values and (values["train"] is False or values.get("p") == 0.0)
+
+
+def _convert(program: ExportedProgram) -> ir.Model:
+    try:
+        converted = torch.onnx.export(program, opset_version=OPSET, dynamo=True, verbose=False)
+    except Exception as error:
+        cause = error.__cause__ or error
+        reason = f"{type(cause).__name__}: {one_line(cause)}"
+        raise ExportError(
+            f"PyTorch's ONNX exporter refuses the model ({reason})",
+            "replace the operation that it names",
+        ) from error
+    if converted is None:
+        raise ExportError("PyTorch's ONNX exporter returned nothing", "report this model")
+    return converted.model
+
+
+def _name_values(model: ir.Model, spec: ExportSpec) -> None:
+    graph = model.graph
+    if len(graph.inputs) != len(spec.inputs) or len(graph.outputs) != len(spec.outputs):
+        raise ExportError(
+            f"the graph has {len(graph.inputs)} inputs and {len(graph.outputs)} outputs, the model"
+            f" {len(spec.inputs)} and {len(spec.outputs)}",
+            "let forward take and return plain tensors",
+        )
+    wanted = {*spec.inputs, *spec.outputs}
+    values = [
+        *graph.inputs,
+        *(v for node in graph for v in node.outputs),
+        *graph.initializers.values(),
+    ]
+    for value in values:
+        if value.name in wanted:
+            value.name = f"{value.name}_inner"
+    for value, name in zip(graph.inputs, spec.inputs, strict=True):
+        value.name = name
+    for index, name in enumerate(spec.outputs):
+        value = graph.outputs[index]
+        if value.is_graph_input() or value.is_initializer() or value in graph.outputs[:index]:
+            node = ir.node("Identity", [value])
+            node.outputs[0].shape, node.outputs[0].type = value.shape, value.type
+            graph.append(node)
+            graph.outputs[index] = value = node.outputs[0]
+        value.name = name
+
+
+def _name_sizes(model: ir.Model, spec: ExportSpec) -> None:
+    """Give the exporter's symbols (s77) the declared axes' names, and check that none froze."""
+    names: dict[str, str] = {}
+    for value in model.graph.inputs:
+        for axis, declared in spec.dynamic.get(value.name or "", {}).items():
+            size = value.shape[axis] if value.shape is not None else None
+            if not isinstance(size, ir.SymbolicDim) or size.value is None:
+                raise ExportError(
+                    f"axis {axis} of '{value.name}' was asked to be dynamic and froze at {size}",
+                    "find the place in forward that turns this size into a Python number",
+                )
+            names[str(size.value)] = declared.name
+    for graph in model.graphs():
+        for value in _values(graph):
+            if value.shape is None:
+                continue
+            value.shape = ir.Shape([_rename(size, names) for size in value.shape])
+
+
+def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+    yield from graph.inputs
+    for node in graph:
+        yield from node.outputs
+
+
+def _rename(size: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | str | None:
+    if isinstance(size, int) or size.value is None:
+        return size if isinstance(size, int) else None
+    return re.sub(r"[A-Za-z_]\w*", lambda word: names.get(word[0], word[0]), str(size.value))
+
+
+def _clean_metadata(model: ir.Model) -> None:
+    """Keep a node's module and source line; drop the exporter's notes, which hold local paths."""
+    model.metadata_props.clear()
+    for graph in model.graphs():
+        graph.metadata_props.clear()
+        for value in [*_values(graph), *graph.initializers.values()]:
+            value.metadata_props.clear()
+        for node in graph:
+            module, origin = _origin(node.metadata_props)
+            for key in [key for key in node.metadata_props if key.startswith(EXPORTER_PREFIX)]:
+                del node.metadata_props[key]
+            node.metadata_props.pop("namespace", None)
+            if module:
+                node.metadata_props[MODULE] = module
+            if origin:
+                node.metadata_props[ORIGIN] = origin
+
+
+def _origin(metadata: Mapping[str, str]) -> tuple[str, str]:
+    """Module path ("blocks.0.attn") and "vit.py:52" of a node, each empty where it is unknown."""
+    scopes = ast.literal_eval(metadata.get("pkg.torch.onnx.name_scopes", "[]"))
+    module = next((scope for scope in reversed(scopes[:-1]) if scope), "")
+    frames = re.findall(
+        r'File "([^"]+)", line (\d+)', metadata.get("pkg.torch.onnx.stack_trace", "")
+    )
+    origin = f"{frames[-1][0].rsplit('/', 1)[-1]}:{frames[-1][1]}" if frames else ""
+    return module, origin
+
+
+def _batch(inputs: Mapping[str, Tensor]) -> int:
+    return next(value.shape[0] for value in inputs.values() if value.dim())

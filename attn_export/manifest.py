@@ -1,0 +1,89 @@
+"""What a bundle's manifest says, gathered from an export."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import onnx_ir as ir
+
+from attn_export.attention.site import Account
+from attn_export.exporter import Graph
+from attn_export.parity.tolerance import FACTOR, FLOOR
+from attn_export.runtimes.packages import versions
+
+
+def describe_values(
+    component: str, graph: Graph
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The manifest's `inputs` and `outputs` of one component."""
+    spec = graph.spec
+    inputs = []
+    for value in graph.model.graph.inputs:
+        axes = spec.dynamic.get(str(value.name), {})
+        ranges = {axis.name: [axis.min, axis.max] for axis in axes.values()}
+        inputs.append({**_tensor(component, value), "ranges": ranges})
+    outputs = []
+    for value in graph.model.graph.outputs:
+        name = str(value.name)
+        groups = [vars(group) for group in spec.groups.get(name, ())]
+        extra = {"groups": groups} if groups else {}
+        compare = spec.compare.get(name, "elementwise")
+        outputs.append({**_tensor(component, value), "compare": compare, **extra})
+    return inputs, outputs
+
+
+def _tensor(component: str, value: ir.Value) -> dict[str, Any]:
+    shape = value.shape if value.shape is not None else ()
+    dtype = value.dtype.numpy().name if value.dtype is not None else "unknown"
+    sizes = [size if isinstance(size, int) else str(size.value) for size in shape]
+    return {"name": value.name, "component": component, "dtype": dtype, "shape": sizes}
+
+
+def describe_target(
+    name: str, runtime: str, component: str, file: str, account: Account
+) -> dict[str, Any]:
+    """One entry of the manifest's `targets`."""
+    return {
+        "name": name,
+        "runtime": runtime,
+        "component": component,
+        "precision": "fp32",
+        "file": file,
+        **account.to_json(),
+        "tolerance": {"factor": FACTOR, "floor": FLOOR},
+        "tuned": False,
+    }
+
+
+def assemble(
+    name: str,
+    source: str,
+    graphs: Mapping[str, Graph],
+    targets: Sequence[Mapping[str, Any]],
+    notes: Sequence[str],
+) -> dict[str, Any]:
+    """The manifest, without its `files`."""
+    described = [describe_values(component, graph) for component, graph in graphs.items()]
+    specs = [graph.spec for graph in graphs.values()]
+    manifest: dict[str, Any] = {
+        "name": name,
+        "source": source,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "components": list(graphs),
+        "inputs": [entry for inputs, _ in described for entry in inputs],
+        "outputs": [entry for _, outputs in described for entry in outputs],
+        "targets": [dict(target) for target in targets],
+        "notes": list(notes),
+    }
+    state = [
+        {"output": output, "input": given, "axis": axis}
+        for spec in specs
+        for output, given, axis in spec.state
+    ]
+    generate = {key: value for spec in specs for key, value in spec.generate.items()}
+    labels = next((list(spec.labels) for spec in specs if spec.labels), [])
+    optional = {"state": state, "generate": generate, "labels": labels}
+    return manifest | {key: value for key, value in optional.items() if value}

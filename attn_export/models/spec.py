@@ -1,0 +1,81 @@
+"""What a model says about itself, so that it can be exported and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A size that may differ from call to call, with its inclusive range."""
+
+    name: str
+    min: int
+    max: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """Part of an output that is judged on its own scale, e.g. a detector's boxes in pixels."""
+
+    name: str
+    axis: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A held-out task score: what users mean by "still as accurate".
+
+    Attributes:
+        kind: "top1" (classifier), "map50" (detector) or "exact-match" (sequences).
+        output: the output that is scored.
+        inputs: input name to a stack of samples; the leading axis runs over samples.
+        target: the right answers, one row a sample.
+    """
+
+    kind: str
+    output: str
+    inputs: Mapping[str, Tensor]
+    target: Tensor
+
+
+Draw = Callable[[torch.Generator, Mapping[str, int], bool], dict[str, Tensor]]
+"""(generator, size by axis name, masked) -> inputs. Unmasked: every mask allows everything."""
+
+
+@dataclass
+class ExportSpec:
+    """A module with its example inputs and the facts that the inputs alone do not show.
+
+    Attributes:
+        module: the model, in eval mode.
+        inputs: example inputs by `forward`'s parameter names, in its order.
+        dynamic: input name -> axis number -> Axis. Axes of the same name are equal.
+        outputs: a name for each tensor that `forward` returns, in order.
+        draw: seeded inputs at other sizes.
+        compare: output name -> "elementwise" (default), "index" or "detections".
+        groups: output name -> its groups; an output without any is one group.
+        labels: class names of a classifier or detector.
+        metric: a held-out score.
+        state: (output, input, axis) of each cache that a step hands to the next.
+        generate: "bos", "eos", "max_length" where there is a loop.
+    """
+
+    module: nn.Module
+    inputs: dict[str, Tensor]
+    dynamic: dict[str, dict[int, Axis]] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+    draw: Draw | None = None
+    compare: dict[str, str] = field(default_factory=dict)
+    groups: dict[str, tuple[Group, ...]] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+    metric: Metric | None = None
+    state: tuple[tuple[str, str, int], ...] = ()
+    generate: dict[str, Any] = field(default_factory=dict)

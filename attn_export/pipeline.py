@@ -1,0 +1,115 @@
+"""The main job: export, verify, benchmark, report; the bundle appears when all is done."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attn_export import bundle as bundles
+from attn_export.bench.benchmark import Benchmark, benchmark
+from attn_export.build import check_request, export_into
+from attn_export.errors import CheckFailed
+from attn_export.report.html import render
+from attn_export.source import resolve
+from attn_export.verification import Verification, verify
+
+if TYPE_CHECKING:
+    from attn_export.cli.options import Output
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `export` and `run` take on the command line."""
+
+    targets: tuple[str, ...] = ("cpu",)
+    precision: str = "fp32"
+    overwrite: bool = False
+    inputs: tuple[str, ...] = ()
+    dynamic: tuple[str, ...] = ()
+    lowering: str = "auto"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A bundle with what was seen of it."""
+
+    bundle: bundles.Bundle
+    verification: Verification
+    benchmark: Benchmark | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The `run --json` object."""
+        return {
+            "bundle": str(self.bundle.path),
+            "targets": self.bundle.targets(),
+            "notes": self.bundle.manifest["notes"],
+            "verify": self.verification.to_json(),
+            "bench": self.benchmark.to_json() if self.benchmark else None,
+        }
+
+    def show(self, output: Output) -> None:
+        """Print the tables."""
+        from attn_export.cli import tables
+
+        for target in self.bundle.targets():
+            output.console.print(tables.sites_table(target))
+        output.console.print(tables.parity_table(self.verification))
+        for line in tables.metric_lines(self.verification):
+            output.console.print(line)
+        if self.benchmark:
+            output.console.print(tables.bench_table(self.benchmark))
+        for note in self.bundle.manifest["notes"]:
+            output.console.print(f"Note: {note}.")
+        output.console.print(f"Bundle: {self.bundle.path}")
+
+    def require(self) -> None:
+        """Raise CheckFailed unless every runtime's answers are PyTorch's."""
+        for name, result in self.verification.runtimes.items():
+            if not result.passed:
+                raise CheckFailed(
+                    f"{name} differs from PyTorch, {result.failures[0]}",
+                    "do not deploy this bundle",
+                )
+
+
+def fresh_folder(source: str) -> Path:
+    """A folder name after the source that does not exist yet."""
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", source.rpartition(":")[2]).strip("-") or "model"
+    names = (f"{stem}-bundle" if n == 1 else f"{stem}-bundle-{n}" for n in count(1))
+    return next(path for path in map(Path, names) if not path.exists())
+
+
+def export_and_verify(source: str, folder: Path, options: Options, progress: Progress) -> Outcome:
+    """Export and check; the errors of `attn_export.export`."""
+    return _make(source, folder, options, None, progress)
+
+
+def run(source: str, folder: Path, options: Options, seconds: float, progress: Progress) -> Outcome:
+    """Export, check, time and report; the errors of `attn_export.export`."""
+    return _make(source, folder, options, seconds, progress)
+
+
+def _make(
+    source: str, folder: Path, options: Options, seconds: float | None, progress: Progress
+) -> Outcome:
+    check_request(options.targets, options.precision)
+    with bundles.write(folder, overwrite=options.overwrite) as stage:
+        progress(f"loading {source}")
+        model = resolve(source, options.inputs, options.dynamic)
+        made = export_into(
+            stage, model, options.targets, options.precision, options.lowering, progress
+        )
+        progress("verifying")
+        verification = verify(made)
+        timings = None
+        if seconds is not None and verification.passed:
+            timings = benchmark(made, seconds=seconds, progress=progress)
+        html = render(made.manifest, verification, timings)
+        made = bundles.add_file(made, bundles.REPORT, html)
+    return Outcome(replace(made, path=folder), verification, timings)

@@ -1,0 +1,1 @@
+"""What runs a model: one file a runtime. Nothing here imports torch, except torch's own file."""

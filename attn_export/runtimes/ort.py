@@ -1,0 +1,118 @@
+"""ONNX Runtime sessions: what its execution providers have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attn_export.errors import FileError, RuntimeUnavailable, one_line
+from attn_export.runtimes.base import Arrays, Session, TensorSpec
+from attn_export.runtimes.packages import onnxruntime_owner
+
+DTYPES = {
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(double)": "float64",
+    "tensor(bool)": "bool",
+    "tensor(int8)": "int8",
+    "tensor(int16)": "int16",
+    "tensor(int32)": "int32",
+    "tensor(int64)": "int64",
+    "tensor(uint8)": "uint8",
+    "tensor(uint16)": "uint16",
+    "tensor(uint32)": "uint32",
+    "tensor(uint64)": "uint64",
+}
+
+
+def import_onnxruntime() -> Any:
+    """The onnxruntime module, once it is known that exactly one package owns it.
+
+    Raises:
+        RuntimeUnavailable: no package, two packages, or one that does not import.
+    """
+    owner, number = onnxruntime_owner()
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise RuntimeUnavailable(
+            f"{owner} {number} does not import ({one_line(error)})",
+            f"run `pip install --force-reinstall {owner}=={number}`",
+        ) from error
+    return onnxruntime
+
+
+class OrtSession(Session):
+    """An `onnxruntime.InferenceSession` whose providers were checked against the request."""
+
+    def __init__(
+        self,
+        runtime: str,
+        model: Path | bytes,
+        providers: Sequence[str],
+        threads: int,
+        optimize: bool = True,
+    ) -> None:
+        """Load a model from a path (external data beside it) or from serialized bytes.
+
+        Raises:
+            RuntimeUnavailable: ONNX Runtime did not take the first provider asked for.
+            FileError: ONNX Runtime refuses the model.
+        """
+        ort = import_onnxruntime()
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        if not optimize:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        source = model if isinstance(model, bytes) else str(model)
+        # The providers first: onnxruntime replaces a missing one by the CPU with a mere warning.
+        missing = [name for name in providers if name not in ort.get_available_providers()]
+        if missing:
+            raise RuntimeUnavailable(
+                f"{missing[0]} is not part of the installed onnxruntime {ort.__version__}",
+                "install the package that has it, or ask for another runtime",
+            )
+        try:
+            self._session = ort.InferenceSession(source, options, providers=list(providers))
+        except Exception as error:  # onnxruntime's own exceptions share no base class
+            name = "the model" if isinstance(model, bytes) else model.name
+            raise FileError(
+                f"ONNX Runtime {ort.__version__} refuses {name} ({one_line(error)})",
+                "export it again, or with another --lowering",
+            ) from error
+        if self._session.get_providers()[0] != providers[0]:
+            raise RuntimeUnavailable(
+                f"{providers[0]} was asked for and ONNX Runtime runs on"
+                f" {self._session.get_providers()[0]}",
+                "see the log above for the library that is missing",
+            )
+        self._outputs = [output.name for output in self._session.get_outputs()]
+        super().__init__(runtime, [_spec(argument) for argument in self._session.get_inputs()])
+
+    def _run(self, inputs: Mapping[str, NDArray[np.generic]]) -> Arrays:
+        values = self._session.run(self._outputs, dict(inputs))
+        return dict(zip(self._outputs, values, strict=True))
+
+    def placement(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for subgraph in self._session.get_provider_graph_assignment_info():
+            counts[subgraph.ep_name] = counts.get(subgraph.ep_name, 0) + len(subgraph.get_nodes())
+        return counts
+
+    def close(self) -> None:
+        self._session = None
+
+
+def _spec(argument: Any) -> TensorSpec:
+    shape = tuple(
+        size if isinstance(size, int) else size or f"?{axis}"
+        for axis, size in enumerate(argument.shape)
+    )
+    return TensorSpec(argument.name, DTYPES[argument.type], shape)

@@ -1,0 +1,61 @@
+"""Versions of packages, and which one owns the `onnxruntime` folder.
+
+Two owners overwrite each other's files.
+"""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+from attn_export.errors import RuntimeUnavailable
+
+OWNERS = (
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxruntime-directml",
+    "onnxruntime-migraphx",
+    "onnxruntime-openvino",
+    "onnxruntime-qnn",
+    "onnxruntime-rocm",
+    "onnxruntime-training",
+    "onnxruntime-webgpu",
+)
+
+
+def version(package: str) -> str | None:
+    """The installed version of a distribution, None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that an answer depends on."""
+    packages = ("attn-export", "torch", "onnx", "onnx-ir", "onnxscript", "numpy", *OWNERS)
+    found = {name: number for name in packages if (number := version(name))}
+    return {"python": platform.python_version(), **found}
+
+
+def onnxruntime_owner() -> tuple[str, str]:
+    """Name and version of the one package that owns `onnxruntime`.
+
+    Raises:
+        RuntimeUnavailable: none is installed, or more than one is.
+    """
+    found = {name: found for name in OWNERS if (found := version(name))}
+    if not found:
+        raise RuntimeUnavailable(
+            "no onnxruntime package is installed",
+            "run `pip install 'attn-export[cpu]'`, or [gpu] on a machine with an NVIDIA GPU",
+        )
+    if len(found) > 1:
+        names = " ".join(found)
+        keep = next((name for name in found if name != "onnxruntime"), "onnxruntime")
+        raise RuntimeUnavailable(
+            f"{' and '.join(f'{name} {number}' for name, number in found.items())} are both"
+            " installed and own the same folder",
+            f"run `pip uninstall -y {names} && pip install {keep}`",
+        )
+    return next(iter(found.items()))

@@ -1,0 +1,63 @@
+"""torch: the module itself, run eagerly on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attn_export.errors import RuntimeUnavailable
+from attn_export.runtimes.base import Arrays, Availability, Session, TensorSpec
+from attn_export.runtimes.packages import version
+
+if TYPE_CHECKING:
+    from torch import nn
+
+NAME = "torch"
+
+
+def availability() -> Availability:
+    number = version("torch")
+    if number is None:
+        return Availability(
+            NAME, False, "torch is not installed", "run `pip install 'attn-export[export]'`"
+        )
+    return Availability(NAME, True, versions={"torch": number})
+
+
+class TorchSession(Session):
+    """A module in eval mode that takes its inputs by name, under `torch.inference_mode`."""
+
+    def __init__(
+        self, module: nn.Module, inputs: Sequence[TensorSpec], outputs: Sequence[str]
+    ) -> None:
+        super().__init__(NAME, inputs)
+        self._module: nn.Module | None = module
+        self._outputs = tuple(outputs)
+
+    def _run(self, inputs: Mapping[str, NDArray[np.generic]]) -> Arrays:
+        import torch
+        from torch.utils import _pytree as pytree
+
+        if self._module is None:
+            raise RuntimeError("this session is closed")
+        tensors = {name: torch.tensor(a) for name, a in inputs.items()}
+        with torch.inference_mode():
+            leaves = pytree.tree_leaves(self._module(**tensors))
+        values = [leaf.numpy() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return dict(zip(self._outputs, values, strict=True))
+
+    def placement(self) -> dict[str, int]:
+        return {"CPU": 1}
+
+    def close(self) -> None:
+        self._module = None
+
+
+def require() -> None:
+    """Raise RuntimeUnavailable where torch is not installed."""
+    found = availability()
+    if not found.ok:
+        raise RuntimeUnavailable(found.observed, found.fix)

@@ -1,0 +1,199 @@
+"""Where a model comes from: a zoo name, `package.module:factory` or `path/file.py:factory`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from attn_export.errors import AttnExportError, ExportError, UsageError, one_line
+from attn_export.models.spec import ExportSpec
+from attn_export.models.zoo import ZOO
+from attn_export.signature import describe
+
+UNUSED_INPUT = "--input was not used, since the model comes with example inputs"
+
+
+@dataclass
+class Source:
+    """A model to export: one ExportSpec for each component.
+
+    Attributes:
+        origin: what the user typed; a bench worker finds the same model by it.
+        notes: what was done to the model that its owner should know.
+    """
+
+    name: str
+    origin: str
+    components: dict[str, ExportSpec]
+    notes: list[str] = field(default_factory=list)
+
+
+def resolve(origin: str, inputs: Sequence[str] = (), dynamic: Sequence[str] = ()) -> Source:
+    """Build the model that `origin` names.
+
+    Args:
+        inputs: `NAME=DTYPE[SIZE,...]`, example inputs for a factory that returns none.
+        dynamic: `INPUT=AXIS:MIN..MAX`, on top of what the factory declares.
+
+    Raises:
+        UsageError: no such model, module, file or factory, or a malformed option.
+        ExportError: the factory raised, or returned something else than a model.
+    """
+    if origin in ZOO:
+        built = ZOO[origin].build()
+        components = built if isinstance(built, dict) else {"model": built}
+        source = Source(origin, origin, components, [UNUSED_INPUT] if inputs else [])
+    elif ":" in origin:
+        source = _from_factory(origin, inputs)
+    else:
+        raise UsageError(f"there is no model '{origin}'", _suggest(origin))
+    for option in dynamic:
+        _declare(source, option)
+    return source
+
+
+def _suggest(origin: str) -> str:
+    close = difflib.get_close_matches(origin, ZOO, n=3, cutoff=0.4)
+    others = "give package.module:factory or path/file.py:factory"
+    if close:
+        return f"did you mean {' or '.join(close)}? Otherwise {others}"
+    return f"`attn-export models` lists the names, or {others}"
+
+
+def _from_factory(origin: str, inputs: Sequence[str]) -> Source:
+    place, _, attribute = origin.rpartition(":")
+    with _importable(str(Path(place).parent) if place.endswith(".py") else ""), _seeded():
+        made = _make(origin, place, attribute)
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", attribute).strip("-") or "model"
+    components = made if isinstance(made, Mapping) else {"model": made}
+    specs = {key: describe(origin, value, inputs) for key, value in components.items()}
+    bare = any(isinstance(value, nn.Module) for value in components.values())
+    return Source(name, origin, specs, [UNUSED_INPUT] if inputs and not bare else [])
+
+
+@contextmanager
+def _importable(folder: str) -> Iterator[None]:
+    """A file may import its neighbours, when it is loaded and when its factory runs."""
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """Weights that are drawn come out the same in every process: a benchmark builds them again."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        yield
+
+
+def _make(origin: str, place: str, attribute: str) -> Any:
+    module = _import(place)
+    try:
+        factory: Any = getattr(module, attribute)
+    except AttributeError as error:
+        names = [name for name, value in vars(module).items() if callable(value)]
+        close = difflib.get_close_matches(attribute, names, n=1)
+        hint = f"did you mean '{close[0]}'" if close else "name a function defined there"
+        raise UsageError(f"{place} has no '{attribute}'", hint) from error
+    if not callable(factory):
+        raise UsageError(f"{origin} is not callable", "name a function that returns the model")
+    return factory if isinstance(factory, nn.Module) else _call(origin, factory)
+
+
+def _call(origin: str, factory: Callable[[], Any]) -> Any:
+    try:
+        return factory()
+    except AttnExportError:
+        raise
+    except (Exception, SystemExit) as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise ExportError(
+            f"{origin} raised {type(error).__name__}: {one_line(error)}"
+            f" ({Path(frame.filename).name} line {frame.lineno})",
+            "a factory takes no arguments and returns the model; mend it and try again",
+        ) from error
+
+
+def _import(place: str) -> ModuleType:
+    try:
+        if place.endswith(".py"):
+            return _import_file(Path(place))
+        return importlib.import_module(place)
+    except AttnExportError:
+        raise
+    except ModuleNotFoundError as error:
+        missing = f"there is no module '{error.name}'"
+        if error.name and place.startswith(error.name):
+            raise UsageError(missing, "give a module that this Python can import") from error
+        raise ExportError(f"importing {place} failed: {missing}", "install it") from error
+    except (Exception, SystemExit) as error:
+        raise ExportError(
+            f"importing {place} raised {type(error).__name__}: {one_line(error)}", "mend that file"
+        ) from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}", "check the path before the colon")
+    name = f"_attn_export_source_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} is not a Python file", "give a .py file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickling look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _declare(source: Source, option: str) -> None:
+    from attn_export.signature import parse_dynamic
+
+    name, axis, declared = parse_dynamic(option)
+    owners = [spec for spec in source.components.values() if name in spec.inputs]
+    if not owners:
+        names = sorted({n for spec in source.components.values() for n in spec.inputs})
+        raise UsageError(
+            f"--dynamic {option}: the model has no input '{name}'",
+            f"its inputs are {', '.join(names)}",
+        )
+    for spec in owners:
+        if axis >= spec.inputs[name].dim():
+            raise UsageError(
+                f"--dynamic {option}: '{name}' has {spec.inputs[name].dim()} axes",
+                "count axes from 0",
+            )
+        spec.dynamic.setdefault(name, {})[axis] = declared
+
+
+def eval_mode(module: nn.Module) -> dict[nn.Module, bool]:
+    """Put a module into eval mode; returns each submodule's flag, for `restore_mode`."""
+    flags = {child: child.training for child in module.modules()}
+    module.eval()
+    return flags
+
+
+def restore_mode(flags: Mapping[nn.Module, bool]) -> None:
+    """Give each submodule back the flag that it had."""
+    for child, training in flags.items():
+        child.training = training

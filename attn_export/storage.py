@@ -1,0 +1,89 @@
+"""Write to a temporary place beside the target and rename, so that nothing is ever half-written."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from attn_export.errors import FileError, UsageError
+
+
+@contextmanager
+def staged(target: Path, *, replace: bool = False) -> Iterator[Path]:
+    """A fresh folder that becomes `target` when the block ends well, and vanishes when it does not.
+
+    Args:
+        replace: an existing target is taken away at the last moment. Whether it may be is the
+            caller's to decide.
+
+    Raises:
+        UsageError: the target exists and `replace` is off.
+        FileError: the disk is full, or the place may not be written to.
+    """
+    target = target.absolute()
+    if target.exists() and not replace:
+        raise UsageError(f"{target} exists", "choose another -o, or add --overwrite")
+    with write_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        stage = Path(
+            tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
+        )
+    try:
+        with write_errors(target):
+            yield stage
+            stage.chmod(0o755)
+            _swap(stage, target)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def _swap(stage: Path, target: Path) -> None:
+    if not target.exists():
+        stage.rename(target)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
+    try:
+        target.rename(old / "old")
+        stage.rename(target)
+    finally:  # Ctrl-C may come between the two
+        if not target.exists():
+            (old / "old").rename(target)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def write_errors(target: Path) -> Iterator[None]:
+    """Turn an OSError of writing into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise FileError(
+            f"{target} could not be written ({reason})", "free some space or choose another -o"
+        ) from error
+
+
+def write_file(path: Path, data: bytes | str) -> None:
+    """Write one file through a temporary neighbour.
+
+    Raises:
+        FileError: the disk is full, or the place may not be written to.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    raw = data.encode() if isinstance(data, str) else data
+    with write_errors(path):
+        try:
+            partial.write_bytes(raw)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
