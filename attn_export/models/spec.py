@@ -64,8 +64,11 @@ class ExportSpec:
         groups: output name -> its groups; an output without any is one group.
         labels: class names of a classifier or detector.
         metric: a held-out score.
-        state: (output, input, axis) of each cache that a step hands to the next.
+        state: (output, input, axis) of each cache that a step hands to the next, by the graph's
+            names; a cache grows on its axis.
         generate: "bos", "eos", "max_length" where there is a loop.
+        names: parameter -> the input's name in the graph, where a parameter cannot carry it
+            (`past_key_values.0.key`).
     """
 
     module: nn.Module
@@ -79,3 +82,12 @@ class ExportSpec:
     metric: Metric | None = None
     state: tuple[tuple[str, str, int], ...] = ()
     generate: dict[str, Any] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+
+    def parameter(self, name: str) -> str:
+        """The parameter behind the name of a graph's input."""
+        return next((p for p, graph_name in self.names.items() if graph_name == name), name)
+
+    def axes(self) -> dict[str, dict[int, Axis]]:
+        """`dynamic` by the names of the graph's inputs."""
+        return {self.names.get(name, name): axes for name, axes in self.dynamic.items()}
