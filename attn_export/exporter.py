@@ -204,7 +204,8 @@ def _name_values(model: ir.Model, spec: ExportSpec) -> None:
             f" {len(spec.inputs)} and {len(spec.outputs)}",
             "let forward take and return plain tensors",
         )
-    wanted = {*spec.inputs, *spec.outputs}
+    inputs = [spec.names.get(name, name) for name in spec.inputs]
+    wanted = {*inputs, *spec.outputs}
     values = [
         *graph.inputs,
         *(v for node in graph for v in node.outputs),
@@ -213,7 +214,7 @@ def _name_values(model: ir.Model, spec: ExportSpec) -> None:
     for value in values:
         if value.name in wanted:
             value.name = f"{value.name}_inner"
-    for value, name in zip(graph.inputs, spec.inputs, strict=True):
+    for value, name in zip(graph.inputs, inputs, strict=True):
         value.name = name
     for index, name in enumerate(spec.outputs):
         value = graph.outputs[index]
@@ -229,7 +230,7 @@ def _name_sizes(model: ir.Model, spec: ExportSpec) -> None:
     """Give the exporter's symbols (s77) the declared axes' names, and check that none froze."""
     names: dict[str, str] = {}
     for value in model.graph.inputs:
-        for axis, declared in spec.dynamic.get(value.name or "", {}).items():
+        for axis, declared in spec.axes().get(value.name or "", {}).items():
             size = value.shape[axis] if value.shape is not None else None
             if not isinstance(size, ir.SymbolicDim) or size.value is None:
                 raise ExportError(

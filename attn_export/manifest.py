@@ -21,7 +21,7 @@ def describe_values(
     spec = graph.spec
     inputs = []
     for value in graph.model.graph.inputs:
-        axes = spec.dynamic.get(str(value.name), {})
+        axes = spec.axes().get(str(value.name), {})
         ranges = {axis.name: [axis.min, axis.max] for axis in axes.values()}
         inputs.append({**_tensor(component, value), "ranges": ranges})
     outputs = []

@@ -17,6 +17,7 @@ from attn_export.models.spec import Axis, ExportSpec
 
 BATCH = Axis("batch", 1, 1024)
 HOW_DYNAMIC = "declare {input: {axis: name}}, with axes counted from 0"
+NO_BFLOAT16 = "NumPy has no such type, so give the model in float32"
 EXAMPLE_ATTRIBUTES = ("example_inputs", "example_input_array", "dummy_inputs")
 
 
@@ -91,6 +92,8 @@ def bind(origin: str, module: nn.Module, given: Any) -> dict[str, Tensor]:
                 f"input '{name}' of {origin} is {type(value).__name__}",
                 "wrap the model so that its inputs are tensors, with the rest fixed inside",
             )
+        if value.dtype is torch.bfloat16:
+            raise ExportError(f"input '{name}' of {origin} is bfloat16", NO_BFLOAT16)
     if not named:
         raise ExportError(f"{origin} has no example inputs", "give at least one tensor")
     return named
@@ -143,13 +146,13 @@ def _axis(origin: str, name: str, axis: int, value: Any) -> Axis:
         return Axis(str(value.__name__), max(1, int(low or 1)), bounded)
     if isinstance(value, (tuple, list)) and len(value) == 2:
         low, high = value
-        if isinstance(low, int) and isinstance(high, int) and 0 < low <= high:
+        if isinstance(low, int) and isinstance(high, int) and 0 < low < high:
             return Axis(f"{name}_{axis}", low, high)
     if repr(value).startswith(("_DimHint", "DimHint")):  # Dim.AUTO and Dim.DYNAMIC carry no name
         return Axis("batch" if axis == 0 else f"{name}_{axis}", low, high)
     raise ExportError(
         f"{origin} declares axis {axis} of '{name}' as {value!r}",
-        "use a name, a torch.export.Dim or (min, max) with 1 <= min <= max",
+        "use a name, a torch.export.Dim or (min, max) with 1 <= min < max",
     )
 
 
@@ -185,7 +188,7 @@ def parse_dynamic(option: str) -> tuple[str, int, Axis]:
         UsageError: malformed.
     """
     match = re.fullmatch(r"(\w+)=(\d+):(?:(\w+):)?(\d+)\.\.(\d+)", option)
-    if match is None or not 0 < int(match[4]) <= int(match[5]):
+    if match is None or not 0 < int(match[4]) < int(match[5]):
         raise UsageError(f"--dynamic {option} does not parse", "write image=0:1..64")
     axis = int(match[2])
     name = match[3] or ("batch" if axis == 0 else f"{match[1]}_{axis}")

@@ -183,6 +183,12 @@ def _declare(source: Source, option: str) -> None:
                 f"--dynamic {option}: '{name}' has {spec.inputs[name].dim()} axes",
                 "count axes from 0",
             )
+        size = max(spec.inputs[name].shape[axis], 2)  # the exporter repeats an example of size 1
+        if not declared.min <= size <= declared.max:
+            raise UsageError(
+                f"--dynamic {option}: the example input has {spec.inputs[name].shape[axis]} there",
+                "give a range with it inside",
+            )
         spec.dynamic.setdefault(name, {})[axis] = declared
 
 

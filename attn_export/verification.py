@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,16 +157,19 @@ def verify_runtime(bundle: bundles.Bundle, runtime: str, cases: Sequence[Case]) 
     comparisons: list[tuple[str, Comparison]] = []
     placement: dict[str, int] = {}
     metric = None
-    for component in bundle.components:
-        with load(bundle, runtime, component) as session:
+    with ExitStack() as stack:
+        sessions = {
+            component: stack.enter_context(load(bundle, runtime, component))
+            for component in bundle.components
+        }
+        for component, session in sessions.items():
             mine = [case for case in cases if case.component == component]
-            checked = list(check_session(bundle, session, mine)) or _nothing(bundle, component)
-            comparisons += checked
+            checked = list(check_session(bundle, session, mine))
+            comparisons += checked or _nothing(bundle, component)
             for provider, nodes in session.placement().items():
                 placement[provider] = placement.get(provider, 0) + nodes
-            scored = bundle.manifest.get("metric", {}).get("component") == component
-            if scored and all(comparison.passed for _, comparison in checked):
-                metric = score(bundle, session)
+        if bundle.manifest.get("metric") and all(c.passed for _, c in comparisons):
+            metric = score(bundle, sessions)
     return RuntimeResult(runtime, tuple(comparisons), placement, metric)
 
 
@@ -214,10 +218,10 @@ def _load_torch(bundle: bundles.Bundle, component: str, source: str | None) -> S
             f"{source or bundle.manifest['source']} has no component '{component}'",
             "name the model that the bundle was exported from with --source",
         )
-    module = components[component].module
-    eval_mode(module)
+    spec = components[component]
+    eval_mode(spec.module)
     outputs = [o["name"] for o in bundle.manifest["outputs"] if o["component"] == component]
-    return torch_eager.TorchSession(module, inputs, outputs)
+    return torch_eager.TorchSession(spec.module, inputs, outputs, spec.names)
 
 
 def _example_shape(spec: TensorSpec) -> str:
@@ -248,11 +252,11 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {one_line(error)}"
 
 
-def score(bundle: bundles.Bundle, session: Session) -> float:
-    """The bundle's task score on a session."""
-    metric = bundle.manifest["metric"]
+def score(bundle: bundles.Bundle, sessions: Mapping[str, Session]) -> float:
+    """The bundle's task score on the sessions of its components."""
     inputs, target = read_metric(bundle.path / bundles.METRIC)
-    return evaluate(metric["kind"], metric["output"], session.run, inputs, target)
+    runs = {component: session.run for component, session in sessions.items()}
+    return evaluate(bundle.manifest, runs, inputs, target)
 
 
 def _rows(bundle: bundles.Bundle, case: Case) -> Iterator[tuple[str, Case]]:

@@ -128,7 +128,7 @@ def _try(
     try:
         proof = prove(model, rewrite, sizes, brief=signature in proved)
         problem = proof.problem
-    except AttnExportError as error:
+    except (AttnExportError, ValueError) as error:  # ValueError: it cannot be cut out of its graph
         problem = one_line(error)
     if problem:
         graph.remove(rewrite.nodes, safe=True)

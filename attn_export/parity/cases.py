@@ -13,6 +13,7 @@ from attn_export.errors import ExportError, one_line
 from attn_export.models.spec import Axis, ExportSpec
 from attn_export.parity.tolerance import Array, Group, allowed_error, split
 from attn_export.reference import Case
+from attn_export.signature import NO_BFLOAT16
 
 SIZES = {"batch": (1, 3, 2), "other": (7, 12, 5)}
 
@@ -123,7 +124,7 @@ def build_cases(
             }
         except ValueError as error:
             raise ExportError(one_line(error), "mend the groups of that output") from error
-        arrays = {name: value.numpy() for name, value in inputs.items()}
+        arrays = {spec.names.get(name, name): value.numpy() for name, value in inputs.items()}
         name = label if component == "model" else f"{component} {label}"
         cases.append(Case(name, component, arrays, outputs, _floats(truth), allowed))
     return cases, note
@@ -153,9 +154,18 @@ def run(spec: ExportSpec, module: nn.Module, inputs: Mapping[str, Tensor]) -> di
             "declare only the sizes that it takes",
         ) from error
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    for name, tensor in zip(spec.outputs, tensors, strict=True):
+        if tensor.dtype is torch.bfloat16:
+            raise ExportError(f"output '{name}' is bfloat16", NO_BFLOAT16)
     return {
         name: tensor.detach().numpy() for name, tensor in zip(spec.outputs, tensors, strict=True)
     }
+
+
+def run_arrays(spec: ExportSpec, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """One eager run on arrays, by the names of the graph's inputs. Errors are those of `run`."""
+    tensors = {spec.parameter(name): torch.tensor(array) for name, array in inputs.items()}
+    return run(spec, spec.module, tensors)
 
 
 def _in_double(module: nn.Module) -> tuple[nn.Module | None, str]:

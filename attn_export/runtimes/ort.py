@@ -97,7 +97,13 @@ class OrtSession(Session):
         super().__init__(runtime, [_spec(argument) for argument in self._session.get_inputs()])
 
     def _run(self, inputs: Mapping[str, NDArray[np.generic]]) -> Arrays:
-        values = self._session.run(self._outputs, dict(inputs))
+        try:
+            values = self._session.run(self._outputs, dict(inputs))
+        except Exception as error:  # onnxruntime's own exceptions share no base class
+            raise FileError(
+                f"ONNX Runtime failed on the model ({one_line(error)})",
+                "export it again, or with another --lowering",
+            ) from error
         return dict(zip(self._outputs, values, strict=True))
 
     def placement(self) -> dict[str, int]:

@@ -31,9 +31,15 @@ class TorchSession(Session):
     """A module in eval mode that takes its inputs by name, under `torch.inference_mode`."""
 
     def __init__(
-        self, module: nn.Module, inputs: Sequence[TensorSpec], outputs: Sequence[str]
+        self,
+        module: nn.Module,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[str],
+        names: Mapping[str, str] | None = None,
     ) -> None:
+        """`names` is parameter -> input name, for those that differ."""
         super().__init__(NAME, inputs)
+        self._parameters = {name: parameter for parameter, name in (names or {}).items()}
         self._module: nn.Module | None = module
         self._outputs = tuple(outputs)
 
@@ -43,7 +49,7 @@ class TorchSession(Session):
 
         if self._module is None:
             raise RuntimeError("this session is closed")
-        tensors = {name: torch.tensor(a) for name, a in inputs.items()}
+        tensors = {self._parameters.get(name, name): torch.tensor(a) for name, a in inputs.items()}
         with torch.inference_mode():
             leaves = pytree.tree_leaves(self._module(**tensors))
         values = [leaf.numpy() for leaf in leaves if isinstance(leaf, torch.Tensor)]
