@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from attn_export.attention.apply import apply, drop_unused_initializers
+from attn_export.attention.canonical import canonicalise
 from attn_export.attention.count import count
-from attn_export.attention.find import find
+from attn_export.attention.find import find, is_attention
 from attn_export.attention.lower import (
     contrib_attention,
     decomposed,
@@ -16,10 +18,9 @@ from attn_export.attention.lower import (
     standard,
 )
 from attn_export.attention.lower.rewrite import NotLowerable, Rewrite
-from attn_export.attention.prove import prove
 from attn_export.attention.site import Account, Outcome, Site, Status
 from attn_export.capability import PREFERENCE, why_not
-from attn_export.errors import AttnExportError, UsageError, one_line
+from attn_export.errors import UsageError
 from attn_export.runtimes.packages import onnxruntime_owner
 
 Progress = Callable[[str], None]
@@ -49,8 +50,10 @@ def lower(
         RuntimeUnavailable: no onnxruntime to prove on.
     """
     counted = count(model)
+    known = {str(node.name) for node in model.graph if is_attention(node)}
+    canonical = canonicalise(model, counted, sizes)
+    known |= canonical.replaced
     sites = find(model)
-    known = {site.node.name for site in sites}
     version = onnxruntime_owner()[1]
     proved: set[tuple[object, ...]] = set()
     outcomes = []
@@ -59,8 +62,9 @@ def lower(
         outcomes.append(_lower_site(model, site, runtime, version, sizes, choice, proved))
     if outcomes:
         RemoveUnusedNodesPass()(model)
-        _drop_unused_initializers(model)
-    unrecognised = tuple(name for name in counted if name not in known)
+        drop_unused_initializers(model)
+    missed = {name: canonical.refused.get(name, "not recognised") for name in counted}
+    unrecognised = tuple((name, why) for name, why in missed.items() if name not in known)
     return Account(tuple(outcomes), len(counted), unrecognised)
 
 
@@ -102,48 +106,12 @@ def _lower_site(
         except NotLowerable as reason:
             reasons.append(str(reason))
             continue
-        problem = _try(model, site, rewrite, sizes, (op, *site.signature), proved)
+        signature = (op, *site.signature)
+        problem = apply(model, rewrite, sizes, brief=signature in proved)
         if not problem:
             status: Status = "lowered" if op != decomposed.NAME else "decomposed-by-choice"
+            proved.add(signature)
             why = "" if op != decomposed.NAME else "--lowering decomposed"
             return Outcome(site, op, status, "; ".join(reasons) or why, "run")
         reasons.append(f"{op} disagrees with the unfused site on {problem}")
     return Outcome(site, None, "refused", "; ".join(reasons))
-
-
-def _try(
-    model: ir.Model,
-    site: Site,
-    rewrite: Rewrite,
-    sizes: Sequence[Mapping[str, int]],
-    signature: tuple[object, ...],
-    proved: set[tuple[object, ...]],
-) -> str:
-    """Apply a rewrite if it proves equal; else leave the graph as it was and say why."""
-    graph = model.graph
-    for weight in rewrite.weights:
-        graph.register_initializer(weight)
-    anchor = rewrite.old.producer()
-    graph.insert_after(anchor if anchor is not None else site.node, rewrite.nodes)
-    try:
-        proof = prove(model, rewrite, sizes, brief=signature in proved)
-        problem = proof.problem
-    except (AttnExportError, ValueError) as error:  # ValueError: it cannot be cut out of its graph
-        problem = one_line(error)
-    if problem:
-        graph.remove(rewrite.nodes, safe=True)
-        for weight in rewrite.weights:
-            graph.initializers.pop(str(weight.name))
-        return problem
-    model.opset_imports.setdefault("com.microsoft", 1)
-    name = rewrite.old.name
-    ir.convenience.replace_all_uses_with(rewrite.old, rewrite.new, replace_graph_outputs=True)
-    rewrite.old.name, rewrite.new.name = f"{name}_unfused", name
-    proved.add(signature)
-    return ""
-
-
-def _drop_unused_initializers(model: ir.Model) -> None:
-    for name, value in list(model.graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output():
-            del model.graph.initializers[name]

@@ -84,13 +84,13 @@ class Account:
     """Every site of a graph: `total` is counted by a module that shares nothing with the finder.
 
     Attributes:
-        unrecognised: places that the counter saw and the finder did not, by node name.
+        unrecognised: (node name, reason) of each that the counter saw and the finder did not take.
         other: linear, deformable and channel attention, which no softmax gives away.
     """
 
     outcomes: tuple[Outcome, ...]
     total: int
-    unrecognised: tuple[str, ...] = ()
+    unrecognised: tuple[tuple[str, str], ...] = ()
     other: tuple[str, ...] = ()
 
     @property
@@ -105,8 +105,8 @@ class Account:
         """The `inspect --json` object without its "model"."""
         missed = [
             {"name": name, "kind": None, "lowering": None, "status": "refused",
-             "reason": "not recognised", "proved": "no"}
-            for name in self.unrecognised
+             "reason": reason, "proved": "no"}
+            for name, reason in self.unrecognised
         ]  # fmt: skip
         return {
             "sites": [outcome.to_json() for outcome in self.outcomes] + missed,

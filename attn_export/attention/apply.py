@@ -1,0 +1,50 @@
+"""Put a rewrite into its graph if it proves equal, and leave the graph as it was if not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from attn_export.attention.lower.rewrite import Rewrite
+from attn_export.attention.prove import prove
+from attn_export.errors import AttnExportError, one_line
+
+
+def apply(
+    model: ir.Model, rewrite: Rewrite, sizes: Sequence[Mapping[str, int]], *, brief: bool = False
+) -> str:
+    """Prove and apply; returns why it was not applied, empty where it was.
+
+    Args:
+        sizes, brief: as `prove` takes them.
+    """
+    graph = model.graph
+    for weight in rewrite.weights:
+        graph.register_initializer(weight)
+    anchor = rewrite.old.producer()
+    if anchor is None:
+        raise ValueError(f"'{rewrite.old.name}' is not computed in the graph")
+    graph.insert_after(anchor, rewrite.nodes)
+    try:
+        problem = prove(model, rewrite, sizes, brief=brief).problem
+    except (AttnExportError, ValueError) as error:  # ValueError: it cannot be cut out of its graph
+        problem = one_line(error)
+    if problem:
+        graph.remove(rewrite.nodes, safe=True)
+        for weight in rewrite.weights:
+            graph.initializers.pop(str(weight.name))
+        return problem
+    if any(node.domain == "com.microsoft" for node in rewrite.nodes):
+        model.opset_imports.setdefault("com.microsoft", 1)
+    name = rewrite.old.name
+    ir.convenience.replace_all_uses_with(rewrite.old, rewrite.new, replace_graph_outputs=True)
+    rewrite.old.name, rewrite.new.name = f"{name}_unfused", name
+    return ""
+
+
+def drop_unused_initializers(model: ir.Model) -> None:
+    """Forget weights that no node reads any more."""
+    for name, value in list(model.graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del model.graph.initializers[name]

@@ -1,0 +1,141 @@
+"""Attention written out of matrix products and a softmax becomes the same ops as SDPA."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attn_export.attention.lowering import lower
+from attn_export.exporter import to_onnx
+from attn_export.models.spec import ExportSpec
+from attn_export.parity.cases import sizes_of
+from tests.attention import modules as m
+from tests.attention.graphs import SIZES, exported, op_types, run, seeded
+
+Scores = Callable[[Tensor, Tensor], Tensor]
+S = m.H**-0.5
+
+SCORES: dict[str, tuple[Scores, float]] = {
+    "times scale": (lambda q, k: q @ k.mT * 0.3, 0.3),
+    "over square root": (lambda q, k: q @ k.mT / math.sqrt(m.H), S),
+    "scale on q": (lambda q, k: (q * 0.3) @ k.mT, 0.3),
+    "scale on k": (lambda q, k: q @ (k * 0.3).mT, 0.3),
+    "scale on transposed k": (lambda q, k: q @ (0.3 * k.mT), 0.3),
+    "split over both": (lambda q, k: (q * math.sqrt(S)) @ (k * math.sqrt(S)).mT, S),
+    "no scale": (lambda q, k: q @ k.mT, 1.0),
+    "einsum": (lambda q, k: torch.einsum("bhid,bhjd->bhij", q, k) * 0.3, 0.3),
+}
+
+
+class Written(m.Block):
+    def __init__(self, scores: Scores) -> None:
+        super().__init__()
+        self.scores = scores
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (m.split_heads(part) for part in self.qkv(x).chunk(3, dim=2))
+        return self.proj(m.merge_heads(self.scores(q, k).softmax(-1) @ v))
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_the_scale_is_found_wherever_it_stands(name: str) -> None:
+    scores, scale = SCORES[name]
+    model = seeded(Written, scores=scores)
+    graph = exported(model, x=torch.randn(2, 5, m.D))
+    (outcome,) = lower(graph.model, "ort-cpu", SIZES).outcomes
+    assert outcome.lowering == "com.microsoft.Attention"
+    assert outcome.site.scale == pytest.approx(scale, rel=1e-6)
+    assert op_types(graph.model) == ["com.microsoft.Attention", "ai.onnx.MatMul", "ai.onnx.Add"]
+    x = torch.randn(3, 9, m.D)
+    np.testing.assert_allclose(run(graph.model, x=x), model(x).detach(), atol=3e-6)
+
+
+def test_a_score_of_four_at_half_scale() -> None:
+    """Scores 4 and 0 give the first value the weight 0.98201; the default scale would give 0.73."""
+
+    class Probe(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return (q * 0.5 @ k.mT).softmax(-1) @ v
+
+    q, k = torch.zeros(2, 1, 1, 64), torch.zeros(2, 1, 2, 64)
+    q[..., 0], k[..., 0, 0] = 8, 1
+    v = torch.tensor([1.0, 0.0]).view(1, 1, 2, 1).expand(2, 1, 2, 1).contiguous()
+    graph = exported(Probe(), q=q, k=k, v=v)
+    lower(graph.model, "ort-cpu", sizes_of(graph.spec))
+    assert run(graph.model, q=q, k=k, v=v).ravel().tolist() == pytest.approx(
+        [0.98201] * 2, abs=1e-5
+    )
+
+
+def test_softcap_is_found_and_comes_before_the_mask() -> None:
+    class Capped(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+            scores = torch.tanh(q @ k.mT * 0.5 / 2.0) * 2.0
+            return (scores + mask).softmax(-1) @ v
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 4, 8) for _ in range(3))
+    mask = torch.zeros(1, 1, 4, 4)
+    mask[..., 3] = -torch.inf
+    graph = exported(Capped(), q=q, k=k, v=v, mask=mask)
+    (outcome,) = lower(graph.model, "ort-cpu", sizes_of(graph.spec)).outcomes
+    assert (outcome.site.softcap, outcome.site.scale, outcome.site.mask) == (2.0, 0.5, "additive")
+    expected = Capped()(q, k, v, mask)
+    np.testing.assert_allclose(run(graph.model, q=q, k=k, v=v, mask=mask), expected, atol=3e-6)
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (2, 5, 8)])
+def test_attention_without_a_head_axis_is_found(shape: tuple[int, ...]) -> None:
+    class Plain(nn.Module):
+        def forward(self, points: Tensor) -> Tensor:
+            return (points @ points.mT * 0.2).softmax(-1) @ points
+
+    x = torch.randn(shape)
+    graph = exported(Plain(), points=x)
+    (outcome,) = lower(graph.model, "ort-cpu", sizes_of(graph.spec)).outcomes
+    assert (outcome.lowering, outcome.site.heads) == ("ai.onnx.Attention", 1)
+    np.testing.assert_allclose(run(graph.model, points=x), Plain()(x), atol=2e-6)
+
+
+class ReturnsWeights(m.Block):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = (m.split_heads(part) for part in self.qkv(x).chunk(3, dim=2))
+        weights = (q @ k.mT * S).softmax(-1)
+        return self.proj(m.merge_heads(weights @ v)), weights
+
+
+class TalkingHeads(m.Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.talk = nn.Conv2d(m.N, m.N, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (m.split_heads(part) for part in self.qkv(x).chunk(3, dim=2))
+        return self.proj(m.merge_heads(self.talk(q @ k.mT).softmax(-1) @ v))
+
+
+class ScaledMask(m.Block):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (m.split_heads(part) for part in self.qkv(x).chunk(3, dim=2))
+        bias = x.mean(2)[:, None, None]
+        return self.proj(m.merge_heads(((q @ k.mT + bias) * S).softmax(-1) @ v))
+
+
+@pytest.mark.parametrize(("module", "reason"), [
+    (ReturnsWeights, "its weights are used elsewhere"),
+    (TalkingHeads, "its scores go through Conv"),
+    (ScaledMask, "its mask is scaled or capped with the scores"),
+])  # fmt: skip
+def test_what_standard_attention_cannot_express_is_refused_with_the_reason(
+    module: type[nn.Module], reason: str
+) -> None:
+    model = seeded(module)
+    graph = to_onnx(ExportSpec(model, {"x": torch.randn(2, 5, m.D)}))
+    account = lower(graph.model, "ort-cpu", sizes_of(graph.spec))
+    assert (account.total, account.lowered, account.refused) == (1, 0, 1)
+    assert account.unrecognised[0][1] == reason
