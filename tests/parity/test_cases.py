@@ -1,0 +1,134 @@
+"""The runs that a bundle stores: their sizes, their inputs, and the truth beside them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attn_export.errors import ExportError
+from attn_export.models.spec import Axis, ExportSpec
+from attn_export.parity.cases import build_cases, draw, is_mask, sizes_of
+from attn_export.parity.tolerance import Group
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(1 / 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+def spec(module: nn.Module | None = None, **values: object) -> ExportSpec:
+    given = {"inputs": {"x": torch.ones(2, 8)}, "outputs": ("y",), **values}
+    return ExportSpec(module=(module or Scale()).eval(), **given)  # type: ignore[arg-type]
+
+
+def test_batches_of_1_and_3_come_beside_the_examples_own() -> None:
+    made = spec(dynamic={"x": {0: Axis("batch", 1, 64), 1: Axis("length", 2, 9)}})
+    assert sizes_of(made) == [
+        {"batch": 1, "length": 4},
+        {"batch": 3, "length": 9},
+        {"batch": 2, "length": 8},
+    ]
+
+
+def test_sizes_stay_inside_of_the_declared_range() -> None:
+    made = spec(dynamic={"x": {0: Axis("batch", 2, 2), 1: Axis("length", 8, 16)}})
+    assert sizes_of(made) == [{"batch": 2, "length": 8}, {"batch": 2, "length": 10}]
+
+
+def test_without_dynamic_axes_there_is_one_case() -> None:
+    cases, _ = build_cases("model", spec(), {})
+    assert [case.name for case in cases] == ["fixed sizes"]
+
+
+def test_redrawn_inputs_keep_to_the_examples_values_and_repeat() -> None:
+    made = spec(inputs={"x": torch.tensor([[3, 5, 7]])}, dynamic={"x": {0: Axis("batch", 1, 9)}})
+    first, again = (draw(made, {"batch": 9}, False, seed=4)["x"] for _ in range(2))
+    assert first.shape == (9, 3)
+    assert set(first.flatten().tolist()) <= {3, 5, 7}
+    assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("attention_mask", torch.tensor([1, 0]), True),
+        ("attention_mask", torch.tensor([1, 2]), False),
+        ("attention_mask", torch.tensor([1.0, 0.0]), False),
+        ("tokens", torch.tensor([1, 0]), False),
+        ("keep", torch.tensor([True]), True),
+    ],
+)
+def test_what_a_mask_is(name: str, value: Tensor, expected: bool) -> None:
+    assert is_mask(name, value) is expected
+
+
+@pytest.mark.parametrize("usual", [True, False])
+def test_a_masked_draw_has_holes_and_blocks_no_row(usual: bool) -> None:
+    made = spec(inputs={"mask": torch.full((64, 4), usual)})
+    assert bool((draw(made, {}, False, 0)["mask"] == usual).all())
+    masked = draw(made, {}, True, 0)["mask"]
+    assert 0 < int((masked != usual).sum()) < 192
+    assert bool((masked[:, 0] == usual).all())
+
+
+def test_the_truth_is_computed_in_double_and_the_module_stays_float() -> None:
+    module = Scale()
+    cases, note = build_cases("model", spec(module), {})
+    (case,) = cases
+    assert note == ""
+    assert case.outputs["y"].dtype == np.float32
+    assert case.truth["y"].dtype == np.float64
+    np.testing.assert_array_equal(case.truth["y"], np.float64(np.float32(1 / 3)))
+    assert module.weight.dtype == torch.float32
+
+
+def test_a_model_that_refuses_double_has_no_truth_and_says_so() -> None:
+    class FloatOnly(Scale):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.dtype is not torch.float32:
+                raise TypeError("float32 only")
+            return super().forward(x)
+
+    (case,), note = build_cases("model", spec(FloatOnly()), {})
+    assert case.truth == {}
+    assert note.startswith("no float64 truth: the model raised TypeError")
+    third = np.float64(np.float32(1 / 3))
+    assert case.allowed["y"]["all"] == pytest.approx(64 * 2**-23 * third, rel=1e-12)
+
+
+def test_each_group_has_an_allowance_of_its_own() -> None:
+    x = torch.tensor([[512.0, 512.0, 0.5, 0.5]])
+    groups = {"y": [Group("boxes", 1, 0, 2), Group("scores", 1, 2, 4)]}
+    made = spec(nn.Identity(), inputs={"input": x}, draw=lambda *_: {"input": x})
+    (case,), _ = build_cases("model", made, groups)
+    assert case.allowed["y"] == {"boxes": 64 * 2**-23 * 512, "scores": 64 * 2**-23 * 0.5}
+
+
+def test_groups_that_miss_part_of_an_output_are_refused() -> None:
+    with pytest.raises(ExportError, match="groups left do not cover"):
+        build_cases("model", spec(), {"y": [Group("left", 1, 0, 4)]})
+
+
+def test_an_output_that_numpy_cannot_hold_is_named() -> None:
+    class Half(Scale):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).bfloat16()
+
+    with pytest.raises(ExportError, match="output 'y' is bfloat16"):
+        build_cases("model", spec(Half()), {})
+
+
+def test_a_size_that_the_model_refuses_is_named() -> None:
+    class Two(Scale):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.view(2, 8))
+
+    made = spec(Two(), dynamic={"x": {0: Axis("batch", 1, 8)}})
+    with pytest.raises(ExportError, match=r"raised RuntimeError on x \(1, 8\)"):
+        build_cases("model", made, {})

@@ -1,0 +1,176 @@
+"""What is installed where: the wheel in real environments, with and without a runtime or torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from boundary import Ended, Environment, run
+
+NO_PATH = {**os.environ, "PYTHONPATH": ""}
+
+
+def call(place: Environment, *arguments: str | Path, path: Path | str = "") -> Ended:
+    environment = {**os.environ, "PYTHONPATH": str(path)}
+    return run([place.script, *arguments], env=environment, cwd=place.path)
+
+
+def evaluate(python: Path, code: str) -> str:
+    return subprocess.run(
+        [python, "-c", code], capture_output=True, text=True, check=True, env=NO_PATH, cwd="/"
+    ).stdout.strip()
+
+
+def test_the_wheel_holds_weights_template_marker_and_licence_and_no_tests(wheel: Path) -> None:
+    with ZipFile(wheel) as archive:
+        sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
+    assert {
+        "attn_export/py.typed",
+        "attn_export/report/report.html",
+        "attn_export/models/weights/vit_digits.safetensors",
+        "attn_export/models/weights/vit_digits_heldout.safetensors",
+    } <= sizes.keys()
+    assert any(name.endswith("licenses/LICENSE") for name in sizes)
+    assert {name.split("/")[0].split("-")[0] for name in sizes} == {"attn_export"}
+    assert sizes["attn_export/models/weights/vit_digits.safetensors"] < 2_000_000
+
+
+def test_base_has_neither_runtime_nor_torch(base_environment: Environment) -> None:
+    code = "from importlib.util import find_spec as f; print(f('torch'), f('onnxruntime'))"
+    assert evaluate(base_environment.python, code) == "None None"
+
+
+@pytest.mark.parametrize("command", ["verify", "bench"])
+def test_without_a_runtime_one_sentence_and_3(
+    base_environment: Environment, digits_bundle: Path, command: str
+) -> None:
+    ended = call(base_environment, command, digits_bundle)
+    assert ended.code == 3
+    assert ended.sentence == (
+        "no onnxruntime package is installed; run `pip install 'attn-export[cpu]'`,"
+        " or [gpu] on a machine with an NVIDIA GPU."
+    )
+
+
+@pytest.mark.parametrize("arguments", [["models"], ["--help"], ["--version"], ["export", "--help"]])
+def test_what_needs_no_runtime_works_without_one(
+    base_environment: Environment, arguments: list[str]
+) -> None:
+    ended = call(base_environment, *arguments)
+    assert (ended.code, ended.stderr) == (0, "")
+    assert ended.stdout
+
+
+def test_production_verifies_without_torch(
+    cpu_environment: Environment, digits_bundle: Path
+) -> None:
+    ended = call(cpu_environment, "verify", digits_bundle, "--json")
+    assert (ended.code, ended.stderr.count("Error")) == (0, 0)
+    assert ended.json["runtimes"]["ort-cpu"]["passed"] is True
+    assert ended.json["runtimes"]["ort-cpu"]["metric"] == ended.json["metric"]["reference"]
+
+
+def test_production_says_no_to_a_wrong_bundle(
+    cpu_environment: Environment, wrong_bundle: Path
+) -> None:
+    ended = call(cpu_environment, "verify", wrong_bundle)
+    assert ended.code == 1
+    assert "Error: ort-cpu differs from PyTorch, batch=1: output 'logits'" in ended.stderr
+
+
+def test_production_benchmarks_without_a_baseline(
+    cpu_environment: Environment, digits_bundle: Path
+) -> None:
+    ended = call(cpu_environment, "bench", digits_bundle, "--seconds", "0.3", "--json")
+    assert ended.code == 0, ended.stderr
+    assert ended.json["baseline"] is None
+    assert list(ended.json["runtimes"]) == ["ort-cpu"]
+    assert ended.json["runtimes"]["ort-cpu"]["median_ms"] > 0
+
+
+def test_production_shows_the_sites_of_a_bundle(
+    cpu_environment: Environment, digits_bundle: Path
+) -> None:
+    ended = call(cpu_environment, "inspect", digits_bundle, "--json")
+    assert (ended.code, ended.json["total"], ended.json["lowered"]) == (0, 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        (["export", "vit-digits", "-o", "out"], "export"),
+        (["run", "vit-digits"], "export"),
+        (["inspect", "vit-digits"], "export"),
+        (["verify", "BUNDLE", "--runtime", "torch"], "export"),
+        (["bench", "BUNDLE", "--baseline", "torch"], "export"),
+        (["inspect", "BUNDLE/model.cpu.onnx"], "graph"),
+        (["report", "BUNDLE"], "report"),
+    ],
+)
+def test_what_is_not_installed_is_named_with_its_extra(
+    cpu_environment: Environment, digits_bundle: Path, arguments: list[str], extra: str
+) -> None:
+    given = [argument.replace("BUNDLE", str(digits_bundle)) for argument in arguments]
+    ended = call(cpu_environment, *given)
+    assert ended.code == 3
+    assert ended.sentence.endswith(f"run `pip install 'attn-export[{extra}]'`.")
+    assert "not installed" in ended.sentence
+    assert not (cpu_environment.path / "out").exists()
+
+
+def test_two_owners_of_onnxruntime_are_refused(
+    cpu_environment: Environment, digits_bundle: Path, onnxruntime_twins: Path
+) -> None:
+    ended = call(cpu_environment, "verify", digits_bundle, path=onnxruntime_twins)
+    assert ended.code == 3
+    assert ended.sentence.startswith(
+        "onnxruntime 1.31.1 and onnxruntime-gpu 1.31.1 are both installed and own the same folder;"
+        " run `pip uninstall -y onnxruntime onnxruntime-gpu && pip install"
+    )
+
+
+IMPORT = """
+import sys, time
+begun = time.perf_counter()
+import attn_export
+seconds = time.perf_counter() - begun
+print(seconds, "torch" in sys.modules, "onnxruntime" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("place", ["cpu", "development"])
+def test_importing_is_quick_and_loads_neither_torch_nor_onnxruntime(
+    cpu_environment: Environment, place: str
+) -> None:
+    python = cpu_environment.python if place == "cpu" else Path(sys.executable)
+    found = [evaluate(python, IMPORT).split() for _ in range(5)]
+    assert {tuple(row[1:]) for row in found} == {("False", "False")}
+    assert min(float(row[0]) for row in found) < 0.2
+
+
+def test_every_module_of_the_serving_side_imports_without_torch(
+    cpu_environment: Environment,
+) -> None:
+    code = (
+        "import importlib, pkgutil, sys, attn_export.bundle, attn_export.runtimes as runtimes\n"
+        "for module in pkgutil.iter_modules(runtimes.__path__, 'attn_export.runtimes.'):\n"
+        "    importlib.import_module(module.name)\n"
+        "from attn_export import assert_parity, benchmark, verify\n"
+        "print('torch' in sys.modules)"
+    )
+    assert evaluate(cpu_environment.python, code) == "False"
+
+
+def test_the_api_names_the_extra_too(cpu_environment: Environment) -> None:
+    code = (
+        "import attn_export\n"
+        "try:\n    attn_export.export\n"
+        "except attn_export.AttnExportError as error:\n    print(error)"
+    )
+    assert evaluate(cpu_environment.python, code).endswith(
+        "run `pip install 'attn-export[export]'`."
+    )

@@ -1,0 +1,199 @@
+"""`verify` says no where a bundle's answers are not PyTorch's, and only there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from boundary import edit_manifest, reseal
+from onnx import TensorProto, helper
+
+from attn_export import assert_parity, verify
+from attn_export import bundle as bundles
+from attn_export.errors import CheckFailed, UsageError
+from attn_export.parity.tolerance import Group
+from attn_export.reference import Case, write_cases
+from attn_export.verification import load
+
+Y = np.array([[512.0, 0.5], [512.0, 0.5]], np.float32)
+
+
+def small_bundle(
+    folder: Path, node: onnx.NodeProto, *, cases: list[Case] | None = None, groups: bool = False
+) -> Path:
+    """A bundle of x (batch, 2) -> y (batch, 2) with one node, whose PyTorch answered y = x."""
+    sizes = ["batch", 2]
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, sizes) for n in "xy"]
+    two_rows = helper.make_tensor("two_rows", TensorProto.INT64, [2], [2, 2])
+    scale = helper.make_tensor("scale", TensorProto.FLOAT, [2], [1.0, 1.01])
+    graph = helper.make_graph([node], "g", values[:1], values[1:], [two_rows, scale])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    parts = [Group("box", 1, 0, 1), Group("score", 1, 1, 2)] if groups else []
+    allowed = {"y": dict.fromkeys(("box", "score"), 0.0001) if groups else {"all": 1e-4}}
+    default = [Case("case", "model", {"x": Y}, {"y": Y}, {}, allowed)]
+    entries = [{"name": n, "component": "model", "dtype": "float32", "shape": sizes} for n in "xy"]
+    counts = dict.fromkeys(("total", "recognised", "lowered", "refused"), 0)
+    target = {
+        "name": "cpu", "runtime": "ort-cpu", "component": "model", "file": "model.cpu.onnx",
+        "precision": "fp32", "sites": [], "other": [], "tolerance": {"factor": 8, "floor": 64},
+        **counts,
+    }  # fmt: skip
+    manifest = {
+        "name": "small", "source": "nowhere:build", "components": ["model"], "targets": [target],
+        "created": "2026-11-29T12:00:00+00:00", "versions": {},
+        "inputs": entries[:1], "outputs": [{**entries[1], "groups": [vars(g) for g in parts]}],
+    }  # fmt: skip
+    with bundles.write(folder) as stage:
+        (stage / "model.cpu.onnx").write_bytes(model.SerializeToString())
+        write_cases(
+            stage / bundles.REFERENCE, default if cases is None else cases, {"model": {"y": parts}}
+        )
+        bundles.seal(stage, manifest)
+    return folder
+
+
+IDENTITY = helper.make_node("Identity", ["x"], ["y"])
+OFF_BY_ONE_PERCENT = helper.make_node("Mul", ["x", "scale"], ["y"])  # the second column only
+FROZEN = helper.make_node("Reshape", ["x", "two_rows"], ["y"])  # runs at batch 2 alone
+
+
+def test_a_good_bundle_passes_on_every_runtime(digits_bundle: Path) -> None:
+    result = verify(digits_bundle, ["ort-cpu", "torch"])
+    assert result.passed
+    assert result.cases == ("batch=1", "batch=3", "batch=2")
+    assert result.runtimes["torch"].worst()["logits"].max_abs <= 1e-6
+    assert set(result.runtimes["ort-cpu"].placement) == {"CPUExecutionProvider"}
+
+
+def test_the_held_out_score_is_the_same_on_both(digits_bundle: Path) -> None:
+    result = verify(digits_bundle, ["ort-cpu", "torch"])
+    assert result.metric is not None
+    scores = {name: r.metric for name, r in result.runtimes.items()}
+    assert scores == dict.fromkeys(("ort-cpu", "torch"), result.metric["reference"])
+    assert result.metric["reference"] >= 0.97
+
+
+def test_each_row_is_also_run_alone(digits_bundle: Path) -> None:
+    labels = [case for case, _ in verify(digits_bundle).runtimes["ort-cpu"].comparisons]
+    assert labels == [
+        "batch=1",
+        "batch=3", "batch=3, row 0 alone", "batch=3, row 1 alone", "batch=3, row 2 alone",
+        "batch=2", "batch=2, row 0 alone", "batch=2, row 1 alone",
+    ]  # fmt: skip
+
+
+def test_corrupted_weights_fail(wrong_bundle: Path) -> None:
+    result = verify(wrong_bundle)
+    assert not result.passed
+    with pytest.raises(CheckFailed, match="ort-cpu differs from PyTorch, batch=1: output 'logits'"):
+        assert_parity(wrong_bundle)
+
+
+def test_an_identity_passes_and_a_percent_in_one_column_does_not(tmp_path: Path) -> None:
+    assert verify(small_bundle(tmp_path / "good", IDENTITY)).passed
+    result = verify(small_bundle(tmp_path / "bad", OFF_BY_ONE_PERCENT))
+    assert result.runtimes["ort-cpu"].failures[0] == (
+        "case: output 'y': 2 of 4 elements differ by more than 0.0001, worst 0.005 at [0, 1]"
+    )
+
+
+def test_a_row_that_depends_on_its_neighbours_is_found(tmp_path: Path) -> None:
+    """Both rows are alike, so that the whole batch agrees; one row alone doesn't run."""
+    result = verify(small_bundle(tmp_path / "b", FROZEN))
+    failures = result.runtimes["ort-cpu"].failures
+    assert [line.split(":")[0] for line in failures] == ["case, row 0 alone", "case, row 1 alone"]
+    assert "the runtime raised" in failures[0]
+    assert "Reshape" in failures[0]
+
+
+@pytest.mark.parametrize("groups", [False, True])
+def test_rtol_is_relative_to_each_group(tmp_path: Path, groups: bool) -> None:
+    """1 % of a score is within 2 % of all values' rms, and within 0.1 % of pixels', not its own."""
+    folder = small_bundle(tmp_path / "b", OFF_BY_ONE_PERCENT, groups=groups)
+    assert verify(folder, rtol=0.001, atol=0.0).passed is not groups
+    assert verify(folder, rtol=0.02, atol=0.0).passed
+
+
+def test_atol_is_absolute(tmp_path: Path) -> None:
+    folder = small_bundle(tmp_path / "b", OFF_BY_ONE_PERCENT)
+    assert verify(folder, rtol=0.0, atol=0.0051).passed
+    assert not verify(folder, rtol=0.0, atol=0.0049).passed
+
+
+@pytest.mark.parametrize(
+    "tolerances", [(1e-3, None), (None, 1e-3), (-1.0, 0.0), (0.0, -1.0), (float("nan"), 0.0),
+                   (0.0, float("inf"))],
+)  # fmt: skip
+def test_half_a_tolerance_or_one_that_is_no_bound_is_refused(
+    digits_bundle: Path, tolerances: tuple[float | None, float | None]
+) -> None:
+    with pytest.raises(UsageError, match=r"--[ra]tol"):
+        verify(digits_bundle, rtol=tolerances[0], atol=tolerances[1])
+
+
+def test_no_cases_is_no_pass(tmp_path: Path) -> None:
+    result = verify(small_bundle(tmp_path / "b", IDENTITY, cases=[]))
+    assert not result.passed
+    assert "nothing was compared" in result.runtimes["ort-cpu"].failures[0]
+
+
+def test_a_component_without_cases_is_no_pass(tmp_path: Path) -> None:
+    folder = small_bundle(tmp_path / "b", IDENTITY)
+
+    def add_component(manifest: dict[str, object]) -> None:
+        manifest["components"].append("decoder")  # type: ignore[attr-defined]
+        (target,) = manifest["targets"]  # type: ignore[misc]
+        manifest["targets"].append({**target, "component": "decoder"})  # type: ignore[attr-defined,dict-item]
+        manifest["outputs"].append({**manifest["outputs"][0], "component": "decoder"})  # type: ignore[attr-defined,index]
+
+    edit_manifest(folder, add_component)
+    result = verify(folder)
+    assert result.runtimes["ort-cpu"].failures == ["decoder: output 'y': nothing was compared"]
+
+
+def test_an_output_that_pytorch_has_and_the_graph_lacks_fails(tmp_path: Path) -> None:
+    allowed = {"y": {"all": 1.0}, "z": {"all": 1.0}}
+    case = Case("case", "model", {"x": Y}, {"y": Y, "z": Y}, {}, allowed)
+    result = verify(small_bundle(tmp_path / "b", IDENTITY, cases=[case]))
+    assert "case: output 'z': the runtime did not return it" in result.runtimes["ort-cpu"].failures
+
+
+def test_the_worst_group_is_shown(tmp_path: Path) -> None:
+    result = verify(small_bundle(tmp_path / "b", OFF_BY_ONE_PERCENT, groups=True))
+    worst = result.runtimes["ort-cpu"].worst()["y"]
+    assert (worst.group, worst.passed) == ("score", False)
+
+
+def test_json_has_no_nan_or_infinity(tmp_path: Path) -> None:
+    bad = Y.copy()
+    bad[0, 0] = np.nan
+    case = Case("case", "model", {"x": bad}, {"y": Y}, {}, {"y": {"all": 1.0}})
+    result = verify(small_bundle(tmp_path / "b", IDENTITY, cases=[case]))
+    row = result.to_json()["runtimes"]["ort-cpu"]["outputs"]["y"]
+    assert (row["max_abs"], row["cosine"], row["passed"]) == ("inf", "nan", False)
+
+
+def test_an_unknown_runtime_is_answered_with_those_there_are(digits_bundle: Path) -> None:
+    with pytest.raises(UsageError, match="no runtime 'ort-cuba'; the runtimes are torch, ort-cpu"):
+        verify(digits_bundle, ["ort-cuba"])
+
+
+def test_a_bundle_for_another_runtime_is_named(digits_bundle: Path) -> None:
+    bundle = bundles.read(digits_bundle)
+    target = {**bundle.manifest["targets"][0], "runtime": "ort-cuda"}
+    other = replace(bundle, manifest={**bundle.manifest, "targets": [target]})
+    with pytest.raises(UsageError, match="the bundle has no graph for ort-cpu"):
+        load(other, "ort-cpu")
+
+
+def test_a_graph_that_onnxruntime_refuses_is_a_bad_file(bundle_copy: Path) -> None:
+    path = bundle_copy / "model.cpu.onnx"
+    model = onnx.load(path, load_external_data=False)
+    model.graph.node[0].op_type = "NoSuchOp"
+    path.write_bytes(model.SerializeToString())
+    reseal(bundle_copy)
+    with pytest.raises(bundles.FileError, match=r"refuses model\.cpu\.onnx \(.*NoSuchOp"):
+        verify(bundle_copy)
