@@ -11,7 +11,7 @@ from attn_export import bundle as bundles
 from attn_export import manifest as manifests
 from attn_export.attention.lowering import lower
 from attn_export.capability import TARGET_RUNTIMES
-from attn_export.errors import ExportError, UsageError
+from attn_export.errors import ExportError, RuntimeUnavailable, UsageError
 from attn_export.exporter import Graph, to_onnx
 from attn_export.models.spec import ExportSpec, Metric
 from attn_export.parity.cases import build_cases, run_arrays, sizes_of
@@ -133,7 +133,12 @@ def _export_into(
     for component, graph in graphs.items():
         if graph.spec.metric is not None:
             progress("scoring PyTorch on the held-out samples")
-            _add_metric(folder, manifest, component, graph.spec.metric, graphs)
+            try:
+                _add_metric(folder, manifest, component, graph.spec.metric, graphs)
+            except RuntimeUnavailable as error:
+                del manifest["metric"]
+                (folder / bundles.METRIC).unlink()
+                manifest["notes"].append(f"no held-out score: {error.observed}")
     bundles.seal(folder, manifest)
     return bundles.read(folder)
 

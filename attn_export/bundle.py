@@ -79,6 +79,13 @@ class Bundle:
             ]
         return found
 
+    def compare_modes(self) -> dict[str, dict[str, str]]:
+        """component -> output -> how it is compared: elementwise, index or detections."""
+        found: dict[str, dict[str, str]] = {name: {} for name in self.components}
+        for output in self.manifest["outputs"]:
+            found[output["component"]][output["name"]] = output.get("compare", "elementwise")
+        return found
+
     def cases(self) -> list[Case]:
         """The stored runs.
 

@@ -46,17 +46,18 @@ def to_onnx(spec: ExportSpec) -> Graph:
         ExportError: the model cannot be exported, a declared dimension froze, or dropout stays on.
     """
     notes: list[str] = []
-    declared = bool(spec.dynamic)
-    dynamic = spec.dynamic or default_dynamic(spec.inputs)
+    declared = spec.dynamic
+    # A model that draws its own inputs knows its sizes; any other gets a dynamic batch as well.
+    dynamic = merged(declared, {} if spec.draw else default_dynamic(spec.inputs))
     spec = replace(spec, dynamic=dynamic, inputs=widen(spec.inputs, dynamic))
     with exporter_state():
         spec = replace(spec, outputs=spec.outputs or _names(spec))
         try:
             program = _trace(spec)
         except ExportError as error:
-            if declared or not dynamic:
+            if dynamic == declared:
                 raise
-            spec = replace(spec, dynamic={})
+            spec = replace(spec, dynamic=declared)
             program = _trace(spec)
             notes.append(
                 f"the batch is fixed at {_batch(spec.inputs)}, since it could not be made dynamic"
@@ -68,6 +69,16 @@ def to_onnx(spec: ExportSpec) -> Graph:
     _name_sizes(model, spec)
     _clean_metadata(model)
     return Graph(model, spec, notes)
+
+
+def merged(
+    declared: Mapping[str, Mapping[int, Axis]], default: Mapping[str, Mapping[int, Axis]]
+) -> dict[str, dict[int, Axis]]:
+    """The declared axes, and those of the default where axis 0 of no input is declared."""
+    if any(0 in axes for axes in declared.values()):
+        default = {}
+    names = [*declared, *(name for name in default if name not in declared)]
+    return {name: {**default.get(name, {}), **declared.get(name, {})} for name in names}
 
 
 def widen(

@@ -86,7 +86,7 @@ class _Builder:
             sizes.insert(axis, 1)
         return self.op("Unsqueeze", [value, numbers], ir.Shape(sizes), value)
 
-    def key(self, value: ir.Value, perm: tuple[int, ...]) -> ir.Value:
+    def ordered(self, value: ir.Value, perm: tuple[int, ...]) -> ir.Value:
         if list(perm) == sorted(perm):
             return value
         sizes = list(value.shape or ())
@@ -106,10 +106,11 @@ def _build(softmax: ir.Node, found: Parts) -> Rewrite:
     rank = _rank(found.query)
     if not 2 <= rank <= 4 or _rank(found.key) != rank or _rank(found.value) != rank:
         raise NotLowerable("its queries, keys and values are not of one rank from 2 to 4")
-    key, mask = b.key(found.key, found.key_perm), found.mask
+    key, mask = b.ordered(found.key, found.key_perm), found.mask
+    value = b.ordered(found.value, found.value_perm)
     new_axes = {2: [0, 1], 3: [1], 4: []}[rank]
     query, key, value = (
-        b.unsqueeze(v, new_axes) if new_axes else v for v in (found.query, key, found.value)
+        b.unsqueeze(v, new_axes) if new_axes else v for v in (found.query, key, value)
     )
     if _sizes(query)[:2] != _sizes(key)[:2] or _sizes(key)[:2] != _sizes(value)[:2]:
         raise NotLowerable("its queries, keys and values broadcast over batch or heads")
@@ -127,6 +128,9 @@ def _build(softmax: ir.Node, found: Parts) -> Rewrite:
         **attributes,
     )  # fmt: skip
     attention = b.nodes[-1]
+    if found.flipped:
+        swapped = ir.Shape([*out_sizes[:2], out_sizes[3], out_sizes[2]])
+        new = b.op("Transpose", [new], swapped, query, perm=[0, 1, 3, 2])
     if new_axes:
         axes = initializer(f"{softmax.name}/axes_out", np.array(new_axes, dtype=np.int64))
         b.weights.append(axes)

@@ -46,6 +46,42 @@ def count(model: ir.Model) -> list[str]:
     return found
 
 
+def others(model: ir.Model) -> list[str]:
+    """Attention that no softmax over keys gives away, as "kind: node name".
+
+    Deformable attention samples its values (GridSample); channel attention multiplies a feature map
+    by a gate that was made from its own mean (Hu et al., 2018).
+    """
+    found = []
+    for graph in model.graphs():
+        for node in graph:
+            if node.op_type == "GridSample":
+                found.append(f"deformable: {node.name}")
+            elif node.op_type == "Mul" and any(_is_channel_gate(v) for v in node.inputs):
+                found.append(f"channel: {node.name}")
+    return found
+
+
+def _is_channel_gate(value: ir.Value | None) -> bool:
+    """Sigmoid of layers over a mean of all positions."""
+    node = value.producer() if value is not None else None
+    gated = False
+    while node is not None and node.inputs and node.inputs[0] is not None:
+        if node.op_type in ("ReduceMean", "GlobalAveragePool"):
+            return gated
+        gated = gated or node.op_type in ("Sigmoid", "HardSigmoid")
+        if node.op_type not in _GATE_OPS:
+            return False
+        node = node.inputs[0].producer()
+    return False
+
+
+_GATE_OPS = {
+    "Add", "Conv", "Gemm", "HardSigmoid", "MatMul", "Relu", "Reshape", "Sigmoid", "Squeeze",
+    "Unsqueeze", "Expand",
+}  # fmt: skip
+
+
 def _rank(value: ir.Value | None) -> int | None:
     return None if value is None or value.shape is None else len(value.shape)
 

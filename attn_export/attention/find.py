@@ -6,9 +6,8 @@ import math
 
 import onnx_ir as ir
 
-from attn_export.attention.layout import trace
+from attn_export.attention.layout import constant
 from attn_export.attention.metadata import MODULE
-from attn_export.attention.projection import projection
 from attn_export.attention.site import Mask, Site, Size
 
 
@@ -44,7 +43,7 @@ def _site(node: ir.Node, name: str) -> Site:
     packed = _rank(query) == 3
     head_size = _size(query, -1) // (heads if packed else 1)
     causal = node.attributes.get_int("is_causal", 0)
-    one_source = _one_source(query, key, value)
+    one_source = bool(_ancestors(query) & _ancestors(key))
     return Site(
         name=name,
         node=node,
@@ -62,14 +61,34 @@ def _site(node: ir.Node, name: str) -> Site:
     )
 
 
-def _one_source(*values: ir.Value) -> bool:
-    """Whether query, key and value are projected from, or are, the same value."""
-    sources = set()
-    for value in values:
-        root = trace(value).root
-        found = projection(root)
-        sources.add(id(found.source if found else root))
-    return len(sources) == 1
+def _ancestors(value: ir.Value) -> set[int]:
+    """The values that this one is computed from alone: by layout, weights, norms, constants.
+
+    Self-attention takes queries and keys from one such value, also where a position was added to
+    both or keys were cached; cross-attention does not. The walk ends where two values meet, except
+    at a Concat, and at an Add whose other side was made from constants.
+    """
+    found: set[int] = set()
+    todo = [value]
+    while todo:
+        current = todo.pop()
+        if id(current) in found:
+            continue
+        found.add(id(current))
+        node = current.producer()
+        if node is None:
+            continue
+        sources = [v for v in node.inputs if v is not None and _carries_data(v)]
+        if len(sources) == 1 or node.op_type == "Concat":
+            todo.extend(sources)
+    return found
+
+
+def _carries_data(value: ir.Value) -> bool:
+    """Whether a value is activations: not a weight, a constant or a shape."""
+    if value.dtype is not None and not value.dtype.is_floating_point():
+        return False
+    return constant(value) is None
 
 
 def _rank(value: ir.Value) -> int:

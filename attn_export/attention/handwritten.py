@@ -30,21 +30,23 @@ class Parts:
     Attributes:
         query: (..., S, H).
         key, key_perm: the key (..., T, H) is `key` with its axes in the order `key_perm`.
-        value: (..., T, Hv).
+        value, value_perm: likewise the value (..., T, Hv).
         mask: additive, or bool where True keeps; None where there is none.
         inverted: whether the mask is bool and True blocks.
-        output: the value that weights @ V ends in.
+        output: the value that weights @ V ends in; (..., Hv, S) where `flipped`.
     """
 
     query: ir.Value
     key: ir.Value
     key_perm: tuple[int, ...]
     value: ir.Value
+    value_perm: tuple[int, ...]
     mask: ir.Value | None
     inverted: bool
     scale: float
     softcap: float
     output: ir.Value
+    flipped: bool
 
 
 def parts(softmax: ir.Node) -> Parts:
@@ -57,14 +59,24 @@ def parts(softmax: ir.Node) -> Parts:
     rank = 0 if weights.shape is None else len(weights.shape)
     if softmax.attributes.get_int("axis", -1) not in (-1, rank - 1):
         raise NotLowerable("its softmax is not over the last axis")
-    product = _weighted(weights)
+    product, flipped = _weighted(weights)
+    value, value_perm = _untransposed(_input(product, 0 if flipped else 1), flipped)
     walk = _Walk()
     query, key_transposed = walk.up(_input(softmax, 0))
     key, perm = walk.key(key_transposed)
     return Parts(
-        walk.scaled(query), key, perm, _input(product, 1), walk.mask, walk.inverted, walk.scale,
-        walk.softcap, product.outputs[0],
-    )  # fmt: skip
+        query=walk.scaled(query),
+        key=key,
+        key_perm=perm,
+        value=value,
+        value_perm=value_perm,
+        mask=walk.mask,
+        inverted=walk.inverted,
+        scale=walk.scale,
+        softcap=walk.softcap,
+        output=product.outputs[0],
+        flipped=flipped,
+    )
 
 
 def _input(node: ir.Node, index: int) -> ir.Value:
@@ -74,16 +86,39 @@ def _input(node: ir.Node, index: int) -> ir.Value:
     return value
 
 
-def _weighted(weights: ir.Value) -> ir.Node:
-    """The MatMul that weighs the values, past nodes that change nothing."""
+def _weighted(weights: ir.Value) -> tuple[ir.Node, bool]:
+    """The MatMul that weighs the values: weights @ V, or flipped, V^T @ weights^T."""
     if len(weights.uses()) != 1 or weights.is_graph_output():
         raise NotLowerable("its weights are used elsewhere")
     ((node, position),) = weights.uses()
     if node.op_type in PLAIN and _same_type(node):
         return _weighted(node.outputs[0])
-    if node.op_type != "MatMul" or position != 0:
-        raise NotLowerable(f"its weights go through {node.op_type} before they meet the values")
-    return node
+    if node.op_type == "MatMul" and position == 0:
+        return node, False
+    if node.op_type == "Transpose" and _swaps_last_two(node):
+        uses = list(node.outputs[0].uses())
+        if len(uses) == 1 and uses[0].node.op_type == "MatMul" and uses[0].idx == 1:
+            return uses[0].node, True
+    raise NotLowerable(f"its weights go through {node.op_type} before they meet the values")
+
+
+def _swaps_last_two(node: ir.Node) -> bool:
+    perm = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else []
+    return perm[-2:] == [len(perm) - 1, len(perm) - 2] and perm[:-2] == sorted(perm[:-2])
+
+
+def _untransposed(value: ir.Value, flipped: bool) -> tuple[ir.Value, tuple[int, ...]]:
+    """A value whose last two axes are swapped if `flipped`: its base and the order of its axes."""
+    if value.shape is None:
+        raise NotLowerable(f"the rank of '{value.name}' is unknown")
+    perm = list(range(len(value.shape)))
+    if not flipped:
+        return value, tuple(perm)
+    node = value.producer()
+    if node is not None and node.op_type == "Transpose" and "perm" in node.attributes:
+        value, perm = _input(node, 0), list(node.attributes["perm"].as_ints())
+    perm[-2:] = reversed(perm[-2:])
+    return value, tuple(perm)
 
 
 def _same_type(node: ir.Node) -> bool:
@@ -132,16 +167,8 @@ class _Walk:
 
     def key(self, transposed: ir.Value) -> tuple[ir.Value, tuple[int, ...]]:
         """The key behind (..., H, T), and the order of its axes that makes it (..., T, H)."""
-        value = self.scaled(transposed)
-        if value.shape is None:
-            raise NotLowerable(f"the rank of '{value.name}' is unknown")
-        perm = list(range(len(value.shape)))
-        node = value.producer()
-        if node is not None and node.op_type == "Transpose" and "perm" in node.attributes:
-            value = self.scaled(_input(node, 0))
-            perm = list(node.attributes["perm"].as_ints())
-        perm[-2:] = reversed(perm[-2:])
-        return value, tuple(perm)
+        value, perm = _untransposed(self.scaled(transposed), True)
+        return self.scaled(value), perm
 
     def _set_mask(self, mask: ir.Value, inverted: bool = False) -> None:
         if self.mask is not None:

@@ -9,7 +9,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from attn_export.attention.apply import apply, drop_unused_initializers
 from attn_export.attention.canonical import canonicalise
-from attn_export.attention.count import count
+from attn_export.attention.count import count, others
 from attn_export.attention.find import find, is_attention
 from attn_export.attention.lower import (
     contrib_attention,
@@ -49,7 +49,7 @@ def lower(
         UsageError: an unknown choice.
         RuntimeUnavailable: no onnxruntime to prove on.
     """
-    counted = count(model)
+    counted, other = count(model), tuple(others(model))
     known = {str(node.name) for node in model.graph if is_attention(node)}
     canonical = canonicalise(model, counted, sizes)
     known |= canonical.replaced
@@ -65,7 +65,7 @@ def lower(
         drop_unused_initializers(model)
     missed = {name: canonical.refused.get(name, "not recognised") for name in counted}
     unrecognised = tuple((name, why) for name, why in missed.items() if name not in known)
-    return Account(tuple(outcomes), len(counted), unrecognised)
+    return Account(tuple(outcomes), len(counted), unrecognised, other)
 
 
 def candidates(runtime: str, choice: str) -> tuple[str, ...]:

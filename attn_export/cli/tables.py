@@ -74,6 +74,8 @@ def metric_lines(result: Verification) -> list[str]:
         if found.metric is not None:
             same = "the same" if found.metric == reference else f"{found.metric - reference:+.2%}"
             lines[0] += f", {runtime} {found.metric:.2%} ({same})"
+        if found.unscored:
+            lines.append(f"{runtime} was not scored: {found.unscored}")
     return lines
 
 

@@ -1,16 +1,70 @@
-"""Mean average precision of detections, by pycocotools."""
+"""Detections (B, K, 6) as x1, y1, x2, y2 in pixels, score, class: matched and scored."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attn_export.errors import RuntimeUnavailable
-from attn_export.parity.tolerance import Array
+from attn_export.parity.tolerance import Array, Group
+
+Floats = NDArray[np.float64]
+SAME_BOX, SAME_SCORE = 0.9, 0.05  # overlap and score difference of what may be one detection
+
+
+def align(found: Array, reference: Array, edge: float) -> Array:
+    """`found` with its rows in the order of `reference`, image by image.
+
+    Rows of nearly equal score may change places from one runtime to the next, and at the end of the
+    list one may push out another; neither is an error. Each reference row takes the unused row of
+    its class with the nearest score among those that overlap it, if any. A reference row without a
+    partner whose score is within `edge` of the list's last one is taken to have been pushed out;
+    any other keeps an unmatched row of `found`, so that a comparison sees the difference.
+    """
+    aligned = np.array(found)
+    if found.shape != reference.shape or found.ndim != 3:
+        return aligned
+    for image, wanted in enumerate(reference):
+        rows, mine = np.asarray(wanted, np.float64), np.asarray(found[image], np.float64)
+        free = np.ones(len(mine), dtype=bool)
+        order: dict[int, int] = {}
+        for index, row in enumerate(rows):
+            distance = np.abs(mine[:, 4] - row[4])
+            same = free & (mine[:, 5] == row[5]) & (_overlaps(mine, row) >= SAME_BOX)
+            candidates = np.flatnonzero(same & (distance <= SAME_SCORE))
+            if candidates.size:
+                order[index] = int(candidates[distance[candidates].argmin()])
+                free[order[index]] = False
+        left = iter(np.flatnonzero(free))
+        last = rows[:, 4].min()
+        for index, row in enumerate(rows):
+            partner = order.get(index)
+            other = mine[next(left)] if partner is None else mine[partner]
+            pushed_out = partner is None and row[4] - last <= edge and other[4] - last <= edge
+            aligned[image, index] = wanted[index] if pushed_out else other
+    return aligned
+
+
+def score_allowance(allowed: Mapping[str, float], groups: Sequence[Group]) -> float:
+    """The allowed error of the group that holds the scores, column 4."""
+    names = [group.name for group in groups if group.start <= 4 < group.stop]
+    return allowed[names[0]] if names else max(allowed.values())
+
+
+def _overlaps(boxes: Floats, box: Floats) -> Floats:
+    """Intersection over union of each of `boxes` (K, 4+) with one box; 1 for two equal ones."""
+    low, high = np.maximum(boxes[:, :2], box[:2]), np.minimum(boxes[:, 2:4], box[2:4])
+    inner = np.prod(np.clip(high - low, 0, None), axis=1)
+    area = np.prod(boxes[:, 2:4] - boxes[:, :2], axis=1) + np.prod(box[2:4] - box[:2])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        overlap = np.where(area > inner, inner / (area - inner), 0.0)
+    return np.where((boxes[:, :4] == box[:4]).all(axis=1), 1.0, overlap)
 
 
 def map50(detections: Array, target: Array) -> float:

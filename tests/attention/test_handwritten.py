@@ -139,3 +139,26 @@ def test_what_standard_attention_cannot_express_is_refused_with_the_reason(
     account = lower(graph.model, "ort-cpu", sizes_of(graph.spec))
     assert (account.total, account.lowered, account.refused) == (1, 0, 1)
     assert account.unrecognised[0][1] == reason
+
+
+def test_values_weighed_from_the_right_are_found() -> None:
+    """V^T @ weights^T, as convolutional attention writes it, with keys half the head size."""
+
+    class Convolutional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Conv2d(16, 32, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            B, _, height, width = x.shape
+            q, k, v = self.qkv(x).view(B, 2, 16, height * width).split([4, 4, 8], dim=2)
+            weights = (q.mT @ k * 0.5).softmax(-1)
+            return (v @ weights.mT).reshape(B, 16, height, width)
+
+    model = seeded(Convolutional)
+    graph = to_onnx(ExportSpec(model, {"x": torch.randn(2, 16, 3, 5)}, {}, ("y",)))
+    (outcome,) = lower(graph.model, "ort-cpu", sizes_of(graph.spec)).outcomes
+    assert (outcome.lowering, outcome.proved) == ("ai.onnx.Attention", "run")
+    assert (outcome.site.head_size, outcome.site.v_head_size, outcome.site.scale) == (4, 8, 0.5)
+    x = torch.randn(3, 16, 3, 5)
+    np.testing.assert_allclose(run(graph.model, x=x), model(x).detach(), atol=3e-6)
