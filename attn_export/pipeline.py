@@ -59,6 +59,8 @@ class Outcome:
 
         for target in self.bundle.targets():
             output.console.print(tables.sites_table(target))
+            for line in tables.other_lines(target):
+                output.console.print(line)
         output.console.print(tables.parity_table(self.verification))
         for line in tables.metric_lines(self.verification):
             output.console.print(line)

@@ -62,11 +62,11 @@ def _site(node: ir.Node, name: str) -> Site:
 
 
 def _ancestors(value: ir.Value) -> set[int]:
-    """The values that this one is computed from alone: by layout, weights, norms, constants.
+    """The values that this one is computed from without attending to anything.
 
-    Self-attention takes queries and keys from one such value, also where a position was added to
-    both or keys were cached; cross-attention does not. The walk ends where two values meet, except
-    at a Concat, and at an Add whose other side was made from constants.
+    Self-attention takes queries and keys from one such value, also where positions were added or
+    multiplied in, or where keys were cached; cross-attention does not. The walk goes through
+    layout, weights, norms, elementwise sums and products, and ends where values meet otherwise.
     """
     found: set[int] = set()
     todo = [value]
@@ -79,7 +79,7 @@ def _ancestors(value: ir.Value) -> set[int]:
         if node is None:
             continue
         sources = [v for v in node.inputs if v is not None and _carries_data(v)]
-        if len(sources) == 1 or node.op_type == "Concat":
+        if len(sources) == 1 or node.op_type in ("Add", "Concat", "Mul", "Sub"):
             todo.extend(sources)
     return found
 

@@ -16,12 +16,14 @@ from attn_export.cli.options import Output, output_options
 @output_options
 def command(model: str, target: str, output: Output) -> None:
     """List the attention sites of MODEL: a bundle, an .onnx file or a source."""
-    from attn_export.cli.tables import sites_table
+    from attn_export.cli.tables import other_lines, sites_table
 
     with output.progress() as progress:
         accounts = _accounts(model, target, progress)
     for account in accounts:
         output.console.print(sites_table(account))
+        for line in other_lines(account):
+            output.console.print(line)
         for reason in sorted({site["reason"] for site in account["sites"] if site["reason"]}):
             output.console.print(f"Reason given: {reason}")
     whole = accounts[0] if len(accounts) == 1 else {"model": model, "components": accounts}

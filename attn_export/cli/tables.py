@@ -39,6 +39,13 @@ def sites_table(account: Mapping[str, Any]) -> Table:
     return table
 
 
+def other_lines(account: Mapping[str, Any]) -> list[str]:
+    """Attention that is no softmax over keys, counted by kind."""
+    kinds = [entry.partition(":")[0] for entry in account["other"]]
+    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    return [f"Other attention, left as it is: {counts}"] if kinds else []
+
+
 def parity_table(result: Verification) -> Table:
     """One row for each output of each runtime: its worst case."""
     numbers = ("max error", "of allowed", "vs truth", "PyTorch's own")

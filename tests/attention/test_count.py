@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from attn_export.attention.count import count
+from attn_export.attention.count import count, others
 from attn_export.attention.lowering import lower
+from attn_export.exporter import to_onnx
+from attn_export.models.spec import ExportSpec
 from attn_export.parity.cases import sizes_of
 from tests.attention import modules as m
 from tests.attention.graphs import SIZES, exported, seeded
@@ -44,3 +46,19 @@ def test_what_the_finder_misses_is_listed_as_refused() -> None:
     graph = exported(seeded(m.ByHand), x=torch.randn(2, 5, m.D))
     account = lower(graph.model, "ort-cpu", SIZES).to_json()
     assert account["total"] == account["recognised"] + account["refused"]
+
+
+def test_gates_over_channels_and_sampled_values_are_listed_apart() -> None:
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.squeeze, self.excite = nn.Conv2d(8, 2, 1), nn.Conv2d(2, 8, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            gate = self.excite(self.squeeze(x.mean((2, 3), keepdim=True)).relu()).sigmoid()
+            grid = torch.zeros(x.shape[0], 2, 2, 2)
+            return nn.functional.grid_sample(x * gate, grid, align_corners=False)
+
+    graph = to_onnx(ExportSpec(Gate(), {"x": torch.randn(2, 8, 4, 4)}))
+    assert [entry.partition(":")[0] for entry in others(graph.model)] == ["channel", "deformable"]
+    assert count(graph.model) == []
