@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from boundary import ROOT, SCRIPT, Cli, Ended, Environment, build_environment, reseal, run
 
 from attn_export import bundle as bundles
 from attn_export.build import export
+from tests.boundary import ROOT, SCRIPT, Cli, Ended, Environment, build_environment, reseal, run
 
 
 @pytest.fixture

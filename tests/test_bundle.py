@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from boundary import edit_manifest
 
 from attn_export import bundle as bundles
 from attn_export.errors import FileError, UsageError
+from tests.boundary import edit_manifest
 
 Edit = Callable[[dict[str, Any]], object]
 ENTRY = {"sha256": "0" * 64, "size": 1}

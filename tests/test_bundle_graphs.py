@@ -6,12 +6,12 @@ from pathlib import Path
 
 import onnx
 import pytest
-from boundary import reseal
 from onnx import TensorProto, helper
 from onnx.external_data_helper import set_external_data
 
 from attn_export import bundle as bundles
 from attn_export.errors import FileError
+from tests.boundary import reseal
 
 
 def refused(folder: Path) -> str:

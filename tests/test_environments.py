@@ -9,7 +9,8 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from boundary import Ended, Environment, run
+
+from tests.boundary import Ended, Environment, run
 
 NO_PATH = {**os.environ, "PYTHONPATH": ""}
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from boundary import reseal
 
 from attn_export import bundle as bundles
 from attn_export.errors import FileError
 from attn_export.parity.tolerance import Group
 from attn_export.reference import Case, read_cases, write_cases
+from tests.boundary import reseal
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x04.", b"\x02\0\0\0\0\0\0\0{}"])

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from boundary import edit_manifest, reseal
 from onnx import TensorProto, helper
 
 from attn_export import assert_parity, verify
@@ -17,6 +16,7 @@ from attn_export.errors import CheckFailed, UsageError
 from attn_export.parity.tolerance import Group
 from attn_export.reference import Case, write_cases
 from attn_export.verification import load
+from tests.boundary import edit_manifest, reseal
 
 Y = np.array([[512.0, 0.5], [512.0, 0.5]], np.float32)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from boundary import Cli, edit_manifest
+
+from tests.boundary import Cli, edit_manifest
 
 
 def test_0_a_good_bundle(cli: Cli, digits_bundle: Path) -> None:

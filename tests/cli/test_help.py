@@ -7,9 +7,9 @@ import subprocess
 from importlib import metadata
 
 import pytest
-from boundary import SCRIPT, Cli
 
 from attn_export.cli.main import COMMANDS
+from tests.boundary import SCRIPT, Cli
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from boundary import SCRIPT, Ended
+
+from tests.boundary import SCRIPT, Ended
 
 
 def stop_when(seen: str, number: int, arguments: list[str], folder: Path) -> Ended:

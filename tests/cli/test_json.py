@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from boundary import Cli
 
 from attn_export.cli.main import COMMANDS
 from attn_export.models.zoo import ZOO
+from tests.boundary import Cli
 
 PRINTING = """
 import torch

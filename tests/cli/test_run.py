@@ -6,11 +6,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from boundary import SCRIPT, Cli, Ended, edit_manifest, run
 
 from attn_export import bundle as bundles
 from attn_export.build import export
 from attn_export.pipeline import fresh_folder
+from tests.boundary import SCRIPT, Cli, Ended, edit_manifest, run
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 

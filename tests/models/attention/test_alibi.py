@@ -1,12 +1,19 @@
 import pytest
 import torch
-from attention_reference import MASKS, joined, key_masks, loop_attention, normal, packed_heads
 
 from attn_export.models.attention.alibi import (
     AlibiAttention,
     AlibiConfig,
     alibi_bias,
     alibi_slopes,
+)
+from tests.models.attention.attention_reference import (
+    MASKS,
+    joined,
+    key_masks,
+    loop_attention,
+    normal,
+    packed_heads,
 )
 
 

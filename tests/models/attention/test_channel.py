@@ -1,8 +1,8 @@
 import pytest
 import torch
-from attention_reference import normal
 
 from attn_export.models.attention.channel import SqueezeExcitation
+from tests.models.attention.attention_reference import normal
 
 
 def test_each_channel_is_scaled_by_the_sigmoid_of_its_bottleneck():

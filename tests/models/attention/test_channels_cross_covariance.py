@@ -1,11 +1,17 @@
 import numpy as np
 import pytest
 import torch
-from attention_reference import MASKS, joined, key_masks, normal, packed_heads
 
 from attn_export.models.attention.channels_cross_covariance import (
     CrossCovarianceAttention,
     CrossCovarianceConfig,
+)
+from tests.models.attention.attention_reference import (
+    MASKS,
+    joined,
+    key_masks,
+    normal,
+    packed_heads,
 )
 
 

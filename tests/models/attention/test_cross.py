@@ -1,8 +1,14 @@
 import pytest
 import torch
-from attention_reference import MASKS, joined, key_masks, loop_attention, normal
 
 from attn_export.models.attention.cross import CrossAttention, CrossAttentionConfig
+from tests.models.attention.attention_reference import (
+    MASKS,
+    joined,
+    key_masks,
+    loop_attention,
+    normal,
+)
 
 
 @pytest.mark.parametrize("fused", [False, True])

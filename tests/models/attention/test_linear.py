@@ -4,7 +4,6 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 import torch
-from attention_reference import MASKS, joined, key_masks, normal, packed_heads
 from onnx import TensorProto, helper
 
 from attn_export.models.attention.linear import (
@@ -15,6 +14,13 @@ from attn_export.models.attention.linear import (
     feature_map,
     linear_attention,
     recurrent_attention,
+)
+from tests.models.attention.attention_reference import (
+    MASKS,
+    joined,
+    key_masks,
+    normal,
+    packed_heads,
 )
 
 LENGTHS = (1, 63, 64, 65, 300)

@@ -1,12 +1,19 @@
 import pytest
 import torch
-from attention_reference import MASKS, joined, key_masks, loop_attention, normal, packed_heads
 
 from attn_export.models.attention.multi_head import (
     MultiHeadAttention,
     MultiHeadConfig,
     TorchEncoder,
     TorchMultiheadAttention,
+)
+from tests.models.attention.attention_reference import (
+    MASKS,
+    joined,
+    key_masks,
+    loop_attention,
+    normal,
+    packed_heads,
 )
 
 

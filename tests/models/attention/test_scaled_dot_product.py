@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_reference import loop_attention, normal
 
 from attn_export.models.attention.scaled_dot_product import (
     ScaledDotProductAttention,
@@ -17,6 +16,7 @@ from attn_export.models.attention.scaled_dot_product import (
     merge_heads,
     split_heads,
 )
+from tests.models.attention.attention_reference import loop_attention, normal
 
 ROOT = Path(__file__).parents[3]
 

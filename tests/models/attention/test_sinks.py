@@ -2,9 +2,15 @@ import math
 
 import pytest
 import torch
-from attention_reference import MASKS, joined, key_masks, loop_attention, normal
 
 from attn_export.models.attention.sinks import SinkAttention, SinkConfig, sink_attention
+from tests.models.attention.attention_reference import (
+    MASKS,
+    joined,
+    key_masks,
+    loop_attention,
+    normal,
+)
 
 
 def test_the_sink_takes_its_share_and_gives_nothing():

@@ -1,6 +1,5 @@
 import pytest
 import torch
-from attention_reference import MASKS, joined, key_masks, loop_attention, normal, packed_heads
 
 from attn_export.models.attention.scaled_dot_product import attention
 from attn_export.models.attention.sliding_window import (
@@ -8,6 +7,14 @@ from attn_export.models.attention.sliding_window import (
     SlidingWindowConfig,
     sliding_window_attention,
     window_mask,
+)
+from tests.models.attention.attention_reference import (
+    MASKS,
+    joined,
+    key_masks,
+    loop_attention,
+    normal,
+    packed_heads,
 )
 
 

@@ -2,12 +2,18 @@ import math
 
 import pytest
 import torch
-from attention_reference import MASKS, joined, key_masks, loop_attention, normal
 
 from attn_export.models.attention.softcap import (
     SoftcapAttention,
     SoftcapConfig,
     softcap_attention,
+)
+from tests.models.attention.attention_reference import (
+    MASKS,
+    joined,
+    key_masks,
+    loop_attention,
+    normal,
 )
 
 

@@ -1,6 +1,5 @@
 import pytest
 import torch
-from attention_reference import MASKS, joined, key_masks, loop_attention, normal, packed_heads
 
 from attn_export.models.attention.scaled_dot_product import attention
 from attn_export.models.attention.sparse import (
@@ -9,6 +8,14 @@ from attn_export.models.attention.sparse import (
     SparseAttentionConfig,
     block_sparse_attention,
     top_k_attention,
+)
+from tests.models.attention.attention_reference import (
+    MASKS,
+    joined,
+    key_masks,
+    loop_attention,
+    normal,
+    packed_heads,
 )
 
 PATTERNS = (

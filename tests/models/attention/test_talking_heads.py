@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
 import torch
-from attention_reference import (
+
+from attn_export.models.attention.talking_heads import TalkingHeadsAttention, TalkingHeadsConfig
+from tests.models.attention.attention_reference import (
     MASKS,
     joined,
     key_masks,
@@ -9,8 +11,6 @@ from attention_reference import (
     normal,
     packed_heads,
 )
-
-from attn_export.models.attention.talking_heads import TalkingHeadsAttention, TalkingHeadsConfig
 
 
 @pytest.mark.parametrize("mask", MASKS)
