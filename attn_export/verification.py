@@ -216,7 +216,7 @@ def load(
 
 def _load_torch(bundle: bundles.Bundle, component: str, source: str | None) -> Session:
     torch_eager.require()
-    from attn_export.source import eval_mode, resolve
+    from attn_export.source import resolve
 
     inputs = [
         TensorSpec(entry["name"], entry["dtype"], tuple(entry["shape"]))
@@ -231,7 +231,6 @@ def _load_torch(bundle: bundles.Bundle, component: str, source: str | None) -> S
             "name the model that the bundle was exported from with --source",
         )
     spec = components[component]
-    eval_mode(spec.module)
     outputs = [o["name"] for o in bundle.manifest["outputs"] if o["component"] == component]
     return torch_eager.TorchSession(spec.module, inputs, outputs, spec.names)
 

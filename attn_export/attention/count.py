@@ -49,17 +49,38 @@ def count(model: ir.Model) -> list[str]:
 def others(model: ir.Model) -> list[str]:
     """Attention that no softmax over keys gives away, as "kind: node name".
 
-    Deformable attention samples its values (GridSample); channel attention multiplies a feature map
-    by a gate that was made from its own mean (Hu et al., 2018).
+    Deformable attention samples its values (GridSample). Channel attention multiplies a feature map
+    by a gate that was made from its own mean (Hu et al., 2018). Linear attention multiplies queries
+    by a product of keys and values, with no softmax between (Katharopoulos et al., 2020).
     """
     found = []
     for graph in model.graphs():
         for node in graph:
             if node.op_type == "GridSample":
                 found.append(f"deformable: {node.name}")
+            elif node.op_type == "MatMul" and _reads_a_summary(node):
+                found.append(f"linear: {node.name}")
             elif node.op_type == "Mul" and any(_is_channel_gate(v) for v in node.inputs):
                 found.append(f"channel: {node.name}")
     return found
+
+
+def _reads_a_summary(node: ir.Node) -> bool:
+    """queries @ (keys^T @ values): all three computed from inputs, nothing normalised between."""
+    queries, summary = node.inputs
+    if not _depends_on_input(queries, set()) or summary is None:
+        return False
+    inner = summary.producer()
+    while inner is not None and inner.op_type in _SUMMARY_OPS and inner.inputs[0] is not None:
+        inner = inner.inputs[0].producer()
+    return (
+        inner is not None
+        and inner.op_type == "MatMul"
+        and all(_depends_on_input(value, set()) for value in inner.inputs)
+    )
+
+
+_SUMMARY_OPS = {"Add", "Cast", "CumSum", "Div", "Identity", "Mul", "Reshape", "Sub", "Transpose"}
 
 
 def _is_channel_gate(value: ir.Value | None) -> bool:
@@ -143,26 +164,31 @@ def _contracted(value: ir.Value, axis: int, seen: set[tuple[int, int]]) -> Itera
             contracted = rank - 1 if position == 0 else max(rank - 2, 0)
             if axis == contracted:
                 yield _depends_on_input(node.inputs[1 - position], set())
+            elif out_rank == rank:  # a mixing of something else, such as heads
+                yield from _contracted(output, axis, seen)
         elif node.op_type == "Einsum":
-            yield _einsum_contracts(node, position, axis)
+            yield from _einsum_contracts(node, position, axis, seen)
         elif node.op_type == "Mul" and _summed(output, axis + (out_rank or rank) - rank):
             yield _depends_on_input(node.inputs[1 - position], set())
         elif (moved := _follow(node, value, axis)) is not None:
             yield from _contracted(output, moved, seen)
 
 
-def _einsum_contracts(node: ir.Node, position: int, axis: int) -> bool:
+def _einsum_contracts(
+    node: ir.Node, position: int, axis: int, seen: set[tuple[int, int]]
+) -> Iterator[bool]:
     left, _, right = node.attributes["equation"].as_string().replace(" ", "").partition("->")
     terms = left.split(",")
-    if len(terms) < 2 or "." in left:
-        return "." in left
+    if "." in left:
+        yield True  # not taken apart: better one too many than one unseen
+        return
     letter = terms[position][axis]
-    others = [
-        _depends_on_input(node.inputs[i], set())
-        for i, term in enumerate(terms)
-        if i != position and letter in term
-    ]
-    return letter not in right and any(others)
+    if letter in right:
+        yield from _contracted(node.outputs[0], right.index(letter), seen)
+        return
+    for i, term in enumerate(terms):
+        if i != position and letter in term:
+            yield _depends_on_input(node.inputs[i], set())
 
 
 def _summed(value: ir.Value, axis: int) -> bool:
@@ -188,9 +214,18 @@ def _follow(node: ir.Node, value: ir.Value, axis: int) -> int | None:
         return list(perm).index(axis) if perm else rank - 1 - axis
     if node.op_type in ("Slice", "Split", "Concat", "ScatterND", "Pad"):
         return axis
+    if node.op_type == "Conv" and axis >= 2 and _is_pointwise(node):
+        return axis
     if node.op_type in ("Reshape", "Squeeze", "Unsqueeze", "Flatten"):
         return _reshaped(value.shape, output.shape, axis)
     return None
+
+
+def _is_pointwise(node: ir.Node) -> bool:
+    """A convolution that mixes channels (heads) alone."""
+    kernel = node.inputs[1].shape if node.inputs[1] is not None else None
+    strides = node.attributes.get_ints("strides", [1])
+    return kernel is not None and set(kernel[2:]) == {1} and set(strides) == {1}
 
 
 def _reshaped(before: ir.Shape, after: ir.Shape, axis: int) -> int | None:

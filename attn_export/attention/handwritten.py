@@ -88,6 +88,9 @@ def _input(node: ir.Node, index: int) -> ir.Value:
 
 def _weighted(weights: ir.Value) -> tuple[ir.Node, bool]:
     """The MatMul that weighs the values: weights @ V, or flipped, V^T @ weights^T."""
+    guarded = _nan_guard(weights)
+    if guarded is not None:
+        return _weighted(guarded)
     if len(weights.uses()) != 1 or weights.is_graph_output():
         raise NotLowerable("its weights are used elsewhere")
     ((node, position),) = weights.uses()
@@ -100,6 +103,19 @@ def _weighted(weights: ir.Value) -> tuple[ir.Node, bool]:
         if len(uses) == 1 and uses[0].node.op_type == "MatMul" and uses[0].idx == 1:
             return uses[0].node, True
     raise NotLowerable(f"its weights go through {node.op_type} before they meet the values")
+
+
+def _nan_guard(weights: ir.Value) -> ir.Value | None:
+    """Where(IsNaN(weights), 0, weights): a query that may see no key gets 0, as from SDPA."""
+    users = [use.node for use in weights.uses()]
+    if len(users) != 2 or weights.is_graph_output():
+        return None
+    check, guard = sorted(users, key=lambda node: node.op_type != "IsNaN")
+    if check.op_type != "IsNaN" or guard.op_type != "Where" or len(check.outputs[0].uses()) != 1:
+        return None
+    condition, replacement, kept = guard.inputs
+    same = condition is check.outputs[0] and kept is weights
+    return guard.outputs[0] if same and _scalar(replacement) == 0.0 else None
 
 
 def _swaps_last_two(node: ir.Node) -> bool:

@@ -121,4 +121,9 @@ def _spec(argument: Any) -> TensorSpec:
         size if isinstance(size, int) else size or f"?{axis}"
         for axis, size in enumerate(argument.shape)
     )
+    if argument.type not in DTYPES:
+        raise FileError(
+            f"input '{argument.name}' is a {argument.type}, which numpy does not have",
+            "export the model with inputs of another dtype",
+        )
     return TensorSpec(argument.name, DTYPES[argument.type], shape)

@@ -37,10 +37,15 @@ class TorchSession(Session):
         outputs: Sequence[str],
         names: Mapping[str, str] | None = None,
     ) -> None:
-        """`names` is parameter -> input name, for those that differ."""
+        """`names` is parameter -> input name, for those that differ.
+
+        The module is put into eval mode, and back into its own when the session is closed.
+        """
         super().__init__(NAME, inputs)
         self._parameters = {name: parameter for parameter, name in (names or {}).items()}
         self._module: nn.Module | None = module
+        self._modes = {child: child.training for child in module.modules()}
+        module.eval()
         self._outputs = tuple(outputs)
 
     def _run(self, inputs: Mapping[str, NDArray[np.generic]]) -> Arrays:
@@ -59,6 +64,9 @@ class TorchSession(Session):
         return {"CPU": 1}
 
     def close(self) -> None:
+        for child, training in self._modes.items():
+            child.training = training
+        self._modes = {}
         self._module = None
 
 

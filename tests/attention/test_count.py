@@ -30,6 +30,44 @@ def test_two_blocks_count_twice_before_and_after_lowering() -> None:
     assert len(count(graph.model)) == 2
 
 
+class TalkingHeads(m.Block):
+    """CaiT: heads are mixed before and behind the softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.behind = nn.Linear(m.N, m.N), nn.Conv2d(m.N, m.N, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (m.split_heads(part) for part in self.qkv(x).chunk(3, dim=2))
+        scores = self.before((q @ k.mT).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return m.merge_heads(self.behind(scores.softmax(-1)) @ v)
+
+
+class MixedByEinsum(TalkingHeads):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (m.split_heads(part) for part in self.qkv(x).chunk(3, dim=2))
+        weights = torch.einsum("bhij,hg->bgij", (q @ k.mT).softmax(-1), self.before.weight)
+        return torch.einsum("bhij,bhjd->bihd", weights, v)
+
+
+@pytest.mark.parametrize("module", [TalkingHeads, MixedByEinsum])
+def test_mixing_heads_behind_the_softmax_does_not_hide_attention(module: type[nn.Module]) -> None:
+    graph = exported(seeded(module), x=torch.randn(2, 5, m.D))
+    assert len(count(graph.model)) == 1
+
+
+def test_linear_attention_is_listed_apart() -> None:
+    class Linear(m.Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (m.split_heads(part) for part in self.qkv(x).chunk(3, dim=2))
+            return m.merge_heads(q.exp() @ (k.exp().mT @ v))
+
+    graph = exported(seeded(Linear), x=torch.randn(2, 5, m.D))
+    assert [entry.partition(":")[0] for entry in others(graph.model)] == ["linear"]
+    softmax = exported(seeded(m.ByHand), x=torch.randn(2, 5, m.D))
+    assert others(softmax.model) == []
+
+
 def test_attention_in_a_branch_of_control_flow_counts() -> None:
     class Branch(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -162,3 +162,24 @@ def test_values_weighed_from_the_right_are_found() -> None:
     assert (outcome.site.head_size, outcome.site.v_head_size, outcome.site.scale) == (4, 8, 0.5)
     x = torch.randn(3, 16, 3, 5)
     np.testing.assert_allclose(run(graph.model, x=x), model(x).detach(), atol=3e-6)
+
+
+def test_a_guard_against_nan_in_blocked_rows_is_no_obstacle() -> None:
+    """Rows without any allowed key are 0 before and after, as in scaled_dot_product_attention."""
+
+    class Guarded(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+            weights = (q @ k.mT * 0.5).masked_fill(~mask, -torch.inf).softmax(-1)
+            return torch.where(weights.isnan(), 0.0, weights) @ v
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 4, 8) for _ in range(3))
+    mask = torch.rand(2, 1, 4, 4) > 0.4
+    mask[1, 0, 2] = False
+    inputs = {"q": q, "k": k, "v": v, "mask": mask}
+    graph = exported(Guarded(), **inputs)
+    (outcome,) = lower(graph.model, "ort-cpu", sizes_of(graph.spec)).outcomes
+    assert (outcome.lowering, outcome.site.mask) == ("ai.onnx.Attention", "bool")
+    result = run(graph.model, **inputs)
+    np.testing.assert_allclose(result, Guarded()(**inputs), atol=3e-6)
+    assert not result[1, :, 2].any()

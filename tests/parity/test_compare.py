@@ -159,3 +159,10 @@ def test_errors_against_the_truth_are_told_for_both() -> None:
 def test_cosine(a: list[float], b: list[float], expected: float) -> None:
     found = cosine(np.array(a, np.float64), np.array(b, np.float64))
     assert found == pytest.approx(expected, nan_ok=True)
+
+
+def test_a_reference_without_a_finite_number_proves_nothing() -> None:
+    nothing = np.full((2, 3), np.nan, np.float32)
+    (result,) = compare("y", nothing, nothing, {"all": 1.0})
+    assert not result.passed
+    assert "no finite number" in result.problem
