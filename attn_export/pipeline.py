@@ -7,18 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attn_export import bundle as bundles
 from attn_export.bench.benchmark import Benchmark, benchmark
 from attn_export.build import check_request, export_into
 from attn_export.errors import CheckFailed
+from attn_export.parity.result import Verification
 from attn_export.report.html import render
 from attn_export.source import resolve
-from attn_export.verification import Verification, verify
-
-if TYPE_CHECKING:
-    from attn_export.cli.options import Output
+from attn_export.verification import verify
 
 Progress = Callable[[str], None]
 
@@ -52,23 +50,6 @@ class Outcome:
             "verify": self.verification.to_json(),
             "bench": self.benchmark.to_json() if self.benchmark else None,
         }
-
-    def show(self, output: Output) -> None:
-        """Print the tables."""
-        from attn_export.cli import tables
-
-        for target in self.bundle.targets():
-            output.console.print(tables.sites_table(target))
-            for line in tables.other_lines(target):
-                output.console.print(line)
-        output.console.print(tables.parity_table(self.verification))
-        for line in tables.metric_lines(self.verification):
-            output.console.print(line)
-        if self.benchmark:
-            output.console.print(tables.bench_table(self.benchmark))
-        for note in self.bundle.manifest["notes"]:
-            output.console.print(f"Note: {note}.")
-        output.console.print(f"Bundle: {self.bundle.path}")
 
     def require(self) -> None:
         """Raise CheckFailed unless every runtime's answers are PyTorch's."""

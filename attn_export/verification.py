@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,102 +19,11 @@ from attn_export.errors import (
 from attn_export.parity.compare import Comparison, compare_outputs, failed
 from attn_export.parity.detections import align, score_allowance
 from attn_export.parity.metrics import evaluate, read_metric
+from attn_export.parity.result import RuntimeResult, Verification
 from attn_export.parity.tolerance import Array, Group, rms, split
 from attn_export.reference import Case
-from attn_export.runtimes import ort_cpu, torch_eager
-from attn_export.runtimes.base import Session, TensorSpec
-
-RUNTIMES = (torch_eager.NAME, ort_cpu.NAME)
-
-
-@dataclass(frozen=True)
-class RuntimeResult:
-    """How one runtime did.
-
-    Attributes:
-        comparisons: (case, comparison) of every group of every output of every case.
-        metric: the bundle's task score on this runtime; None where the bundle has none, or where
-            the answers are wrong anyway.
-    """
-
-    runtime: str
-    comparisons: tuple[tuple[str, Comparison], ...]
-    placement: Mapping[str, int]
-    metric: float | None = None
-    unscored: str = ""
-
-    @property
-    def passed(self) -> bool:
-        return bool(self.comparisons) and all(c.passed for _, c in self.comparisons)
-
-    @property
-    def failures(self) -> list[str]:
-        """One line for each comparison that failed."""
-        if not self.comparisons:
-            return ["nothing was compared"]
-        return [
-            f"{case}: output '{c.output}'{'' if c.group == 'all' else f' ({c.group})'}: {c.problem}"
-            for case, c in self.comparisons
-            if not c.passed
-        ]
-
-    def worst(self) -> dict[str, Comparison]:
-        """For each output, the comparison that came closest to its allowance, or went furthest."""
-        found: dict[str, Comparison] = {}
-        for _, comparison in self.comparisons:
-            before = found.get(comparison.output)
-            if before is None or _strain(comparison) > _strain(before):
-                found[comparison.output] = comparison
-        return found
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "passed": self.passed,
-            "outputs": {name: _to_json(worst) for name, worst in self.worst().items()},
-            "placement": dict(self.placement),
-            "metric": self.metric,
-            "unscored": self.unscored,
-            "failures": self.failures if not self.passed else [],
-        }
-
-
-def _strain(comparison: Comparison) -> float:
-    if not comparison.passed:
-        return float("inf") if np.isnan(comparison.max_abs) else 1e9 + comparison.max_abs
-    return comparison.max_abs / comparison.allowed if comparison.allowed else 0.0
-
-
-def _to_json(comparison: Comparison) -> dict[str, Any]:
-    keys = ("group", "max_abs", "max_rel", "mean_abs", "cosine", "error_vs_truth",
-            "torch_error_vs_truth", "allowed", "mismatched", "elements", "passed")  # fmt: skip
-    return {key: _finite(getattr(comparison, key)) for key in keys}
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN or infinity: they become strings."""
-    return str(value) if isinstance(value, float) and not np.isfinite(value) else value
-
-
-@dataclass(frozen=True)
-class Verification:
-    """The result of `verify`: one RuntimeResult for each runtime."""
-
-    cases: tuple[str, ...]
-    runtimes: Mapping[str, RuntimeResult]
-    metric: Mapping[str, Any] | None = None
-
-    @property
-    def passed(self) -> bool:
-        return bool(self.runtimes) and all(result.passed for result in self.runtimes.values())
-
-    def to_json(self) -> dict[str, Any]:
-        """The `verify --json` object."""
-        return {
-            "cases": list(self.cases),
-            "runtimes": {name: result.to_json() for name, result in self.runtimes.items()},
-            "metric": dict(self.metric) if self.metric else None,
-            "passed": self.passed,
-        }
+from attn_export.runtimes.base import Session
+from attn_export.sessions import load
 
 
 def verify(
@@ -191,53 +98,6 @@ def _nothing(bundle: bundles.Bundle, component: str) -> list[tuple[str, Comparis
         for output in bundle.manifest["outputs"]
         if output["component"] == component
     ]
-
-
-def load(
-    bundle: bundles.Bundle,
-    runtime: str,
-    component: str = "model",
-    threads: int | None = None,
-    source: str | None = None,
-) -> Session:
-    """A session of one component on one runtime; `source` is torch's, instead of the manifest's.
-
-    Raises:
-        UsageError: an unknown runtime, or one that the bundle was not exported for.
-        RuntimeUnavailable: it cannot work here.
-    """
-    if runtime == ort_cpu.NAME:
-        path = bundle.model_path(bundle.target_for(runtime, component))
-        return ort_cpu.load(path, threads)
-    if runtime == torch_eager.NAME:
-        return _load_torch(bundle, component, source)
-    raise UsageError(f"there is no runtime '{runtime}'", f"the runtimes are {', '.join(RUNTIMES)}")
-
-
-def _load_torch(bundle: bundles.Bundle, component: str, source: str | None) -> Session:
-    torch_eager.require()
-    from attn_export.source import resolve
-
-    inputs = [
-        TensorSpec(entry["name"], entry["dtype"], tuple(entry["shape"]))
-        for entry in bundle.manifest["inputs"]
-        if entry["component"] == component
-    ]
-    examples = [f"{spec.name}={spec.dtype}[{_example_shape(spec)}]" for spec in inputs]
-    components = resolve(source or str(bundle.manifest["source"]), examples).components
-    if component not in components:
-        raise UsageError(
-            f"{source or bundle.manifest['source']} has no component '{component}'",
-            "name the model that the bundle was exported from with --source",
-        )
-    spec = components[component]
-    outputs = [o["name"] for o in bundle.manifest["outputs"] if o["component"] == component]
-    return torch_eager.TorchSession(spec.module, inputs, outputs, spec.names)
-
-
-def _example_shape(spec: TensorSpec) -> str:
-    """Sizes for a factory that returns a module alone, as --input gave them for the export."""
-    return ",".join(str(size) if isinstance(size, int) else "2" for size in spec.shape)
 
 
 def check_session(

@@ -15,7 +15,7 @@ from attn_export import bundle as bundles
 from attn_export.errors import CheckFailed, UsageError
 from attn_export.parity.tolerance import Group
 from attn_export.reference import Case, write_cases
-from attn_export.verification import load
+from attn_export.sessions import load
 from tests.boundary import edit_manifest, reseal
 
 Y = np.array([[512.0, 0.5], [512.0, 0.5]], np.float32)

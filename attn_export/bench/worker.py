@@ -25,7 +25,8 @@ from attn_export import bundle as bundles
 from attn_export.errors import AttnExportError
 from attn_export.runtimes import torch_eager
 from attn_export.runtimes.base import Session
-from attn_export.verification import check_session, load
+from attn_export.sessions import load
+from attn_export.verification import check_session
 
 
 class Worker:

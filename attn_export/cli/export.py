@@ -31,11 +31,10 @@ def command(
     from attn_export.extras import require
 
     require("export")
+    from attn_export.cli.outcome import report
     from attn_export.pipeline import Options, export_and_verify
 
     options = Options(split_targets(targets), precision, overwrite, inputs, dynamic, lowering)
     with output.progress() as progress:
         outcome = export_and_verify(source, folder, options, progress)
-    outcome.show(output)
-    output.result(outcome.to_json())
-    outcome.require()
+    report(outcome, output)

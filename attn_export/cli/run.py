@@ -33,11 +33,10 @@ def command(
     from attn_export.extras import require
 
     require("export")
+    from attn_export.cli.outcome import report
     from attn_export.pipeline import Options, fresh_folder, run
 
     options = Options(split_targets(targets), precision, overwrite, inputs, dynamic, lowering)
     with output.progress() as progress:
         outcome = run(source, folder or fresh_folder(source), options, seconds, progress)
-    outcome.show(output)
-    output.result(outcome.to_json())
-    outcome.require()
+    report(outcome, output)

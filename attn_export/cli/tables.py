@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from attn_export.bench.benchmark import Benchmark
-from attn_export.verification import Verification
+from attn_export.parity.result import Verification
 
 
 def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:

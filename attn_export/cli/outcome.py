@@ -1,0 +1,30 @@
+"""What `export` and `run` print when they are done."""
+
+from __future__ import annotations
+
+from attn_export.cli import tables
+from attn_export.cli.options import Output
+from attn_export.pipeline import Outcome
+
+
+def report(outcome: Outcome, output: Output) -> None:
+    """Print the tables, and the JSON object where it was asked for.
+
+    Raises:
+        CheckFailed: a runtime's answers are not PyTorch's.
+    """
+    console = output.console
+    for target in outcome.bundle.targets():
+        console.print(tables.sites_table(target))
+        for line in tables.other_lines(target):
+            console.print(line)
+    console.print(tables.parity_table(outcome.verification))
+    for line in tables.metric_lines(outcome.verification):
+        console.print(line)
+    if outcome.benchmark:
+        console.print(tables.bench_table(outcome.benchmark))
+    for note in outcome.bundle.manifest["notes"]:
+        console.print(f"Note: {note}.")
+    console.print(f"Bundle: {outcome.bundle.path}")
+    output.result(outcome.to_json())
+    outcome.require()

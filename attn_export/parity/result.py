@@ -1,0 +1,101 @@
+"""What a verification found: for each runtime, every comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attn_export.parity.compare import Comparison
+
+
+@dataclass(frozen=True)
+class RuntimeResult:
+    """How one runtime did.
+
+    Attributes:
+        comparisons: (case, comparison) of every group of every output of every case.
+        metric: the bundle's task score on this runtime; None where the bundle has none, or where
+            the answers are wrong anyway.
+    """
+
+    runtime: str
+    comparisons: tuple[tuple[str, Comparison], ...]
+    placement: Mapping[str, int]
+    metric: float | None = None
+    unscored: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.comparisons) and all(c.passed for _, c in self.comparisons)
+
+    @property
+    def failures(self) -> list[str]:
+        """One line for each comparison that failed."""
+        if not self.comparisons:
+            return ["nothing was compared"]
+        return [
+            f"{case}: output '{c.output}'{'' if c.group == 'all' else f' ({c.group})'}: {c.problem}"
+            for case, c in self.comparisons
+            if not c.passed
+        ]
+
+    def worst(self) -> dict[str, Comparison]:
+        """For each output, the comparison that came closest to its allowance, or went furthest."""
+        found: dict[str, Comparison] = {}
+        for _, comparison in self.comparisons:
+            before = found.get(comparison.output)
+            if before is None or _strain(comparison) > _strain(before):
+                found[comparison.output] = comparison
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "passed": self.passed,
+            "outputs": {name: _to_json(worst) for name, worst in self.worst().items()},
+            "placement": dict(self.placement),
+            "metric": self.metric,
+            "unscored": self.unscored,
+            "failures": self.failures if not self.passed else [],
+        }
+
+
+def _strain(comparison: Comparison) -> float:
+    if not comparison.passed:
+        return float("inf") if np.isnan(comparison.max_abs) else 1e9 + comparison.max_abs
+    return comparison.max_abs / comparison.allowed if comparison.allowed else 0.0
+
+
+def _to_json(comparison: Comparison) -> dict[str, Any]:
+    keys = ("group", "max_abs", "max_rel", "mean_abs", "cosine", "error_vs_truth",
+            "torch_error_vs_truth", "allowed", "mismatched", "elements", "passed")  # fmt: skip
+    return {key: _finite(getattr(comparison, key)) for key in keys}
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN or infinity: they become strings."""
+    return str(value) if isinstance(value, float) and not np.isfinite(value) else value
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The result of `verify`: one RuntimeResult for each runtime."""
+
+    cases: tuple[str, ...]
+    runtimes: Mapping[str, RuntimeResult]
+    metric: Mapping[str, Any] | None = None
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.runtimes) and all(result.passed for result in self.runtimes.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """The `verify --json` object."""
+        return {
+            "cases": list(self.cases),
+            "runtimes": {name: result.to_json() for name, result in self.runtimes.items()},
+            "metric": dict(self.metric) if self.metric else None,
+            "passed": self.passed,
+        }
