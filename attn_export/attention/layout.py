@@ -17,16 +17,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import sympy
 from numpy.typing import NDArray
 
-Expression = Any  # sympy.Expr: sympy ships no types
-Size = int | Expression
+from attn_export.attention.sizes import Size, divide, plain, sizes
 
 
 @dataclass(frozen=True)
@@ -80,35 +76,6 @@ class View:
         return self.root is other.root and self.axes == other.axes and self.offset == other.offset
 
 
-@cache
-def size_of(text: str) -> Size:
-    """A symbolic size as an expression; symbols are positive integers."""
-    words = {
-        word: sympy.Symbol(word, integer=True, positive=True)
-        for word in map(str, sympy.sympify(text).free_symbols)
-    }
-    return _plain(sympy.sympify(text, locals=words))
-
-
-def sizes(value: ir.Value) -> tuple[Size, ...]:
-    """The sizes of a value; an unknown one is a symbol of its own, equal to itself alone.
-
-    Raises:
-        ValueError: the rank is unknown.
-    """
-    if value.shape is None:
-        raise ValueError(f"the rank of '{value.name}' is unknown")
-    found: list[Size] = []
-    for axis, size in enumerate(value.shape):
-        if isinstance(size, int):
-            found.append(size)
-        elif size.value is None:
-            found.append(sympy.Symbol(f"{value.name}_{axis}", integer=True, positive=True))
-        else:
-            found.append(size_of(str(size.value)))
-    return tuple(found)
-
-
 def atoms(axis: int, size: Size) -> Axis:
     """A whole root axis; nothing for size 1."""
     return () if size == 1 else (Atom(axis, size, 1),)
@@ -145,10 +112,10 @@ def regroup(view: View, target: tuple[Size, ...]) -> View | None:
             if not rest:
                 return None
             atom = rest.pop(0)
-            if (left := _divide(size, atom.size)) is not None:
+            if (left := divide(size, atom.size)) is not None:
                 taken.append(atom)
                 size = left
-            elif (inner := _divide(atom.size, size)) is not None and isinstance(inner, int):
+            elif (inner := divide(atom.size, size)) is not None and isinstance(inner, int):
                 taken.append(Atom(atom.axis, size, atom.stride * inner))
                 rest.insert(0, Atom(atom.axis, inner, atom.stride))
                 size = 1
@@ -164,27 +131,10 @@ def _join(row: list[Atom]) -> Axis:
     for atom in row:
         last = joined[-1] if joined else None
         if last and last.axis == atom.axis and last.stride == atom.stride * atom.size:
-            joined[-1] = Atom(atom.axis, _plain(last.size * atom.size), atom.stride)
+            joined[-1] = Atom(atom.axis, plain(last.size * atom.size), atom.stride)
         else:
             joined.append(atom)
     return tuple(joined)
-
-
-def _plain(size: Size) -> Size:
-    if isinstance(size, int):
-        return size
-    expanded = sympy.expand(size)
-    return int(expanded) if expanded.is_Integer else expanded
-
-
-def _divide(size: Size, by: Size) -> Size | None:
-    """size / by where it is whole for every value of the symbols, else None."""
-    if isinstance(size, int) and isinstance(by, int):
-        return size // by if size % by == 0 else None
-    quotient = _plain(sympy.cancel(sympy.sympify(size) / by))
-    if isinstance(quotient, int):
-        return quotient
-    return quotient if quotient.is_integer and sympy.denom(sympy.together(quotient)) == 1 else None
 
 
 def narrow(view: View, axis: int, start: int, count: int) -> View | None:

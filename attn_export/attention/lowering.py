@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
@@ -19,6 +20,7 @@ from attn_export.attention.lower import (
 )
 from attn_export.attention.lower.rewrite import NotLowerable, Rewrite
 from attn_export.attention.site import Account, Outcome, Site, Status
+from attn_export.attention.sizes import evaluate
 from attn_export.capability import PREFERENCE, why_not
 from attn_export.errors import UsageError
 from attn_export.runtimes.packages import onnxruntime_owner
@@ -42,7 +44,7 @@ def lower(
 
     Args:
         runtime: what the graph is for, e.g. "ort-cpu".
-        sizes: values for the symbolic sizes, one mapping a proof case.
+        sizes: values for the symbolic sizes, one mapping a proof case, the example's last.
         choice: one of CHOICES; anything but "auto" restricts the ops that are tried.
 
     Raises:
@@ -59,13 +61,23 @@ def lower(
     outcomes = []
     for index, site in enumerate(sites):
         progress(f"proving {site.name} ({index + 1} of {len(sites)})")
-        outcomes.append(_lower_site(model, site, runtime, version, sizes, choice, proved))
+        outcome = _lower_site(model, site, runtime, version, sizes, choice, proved)
+        outcomes.append(replace(outcome, example_tokens=_tokens(site, sizes)))
     if outcomes:
         RemoveUnusedNodesPass()(model)
         drop_unused_initializers(model)
     missed = {name: canonical.refused.get(name, "not recognised") for name in counted}
     unrecognised = tuple((name, why) for name, why in missed.items() if name not in known)
     return Account(tuple(outcomes), len(counted), unrecognised, other)
+
+
+def _tokens(site: Site, sizes: Sequence[Mapping[str, int]]) -> tuple[int, int] | None:
+    """S and T at the last sizes, which are the example's own."""
+    try:
+        found = [evaluate(size, sizes[-1] if sizes else {}) for size in site.tokens]
+    except ValueError:
+        return None
+    return found[0], found[1]
 
 
 def candidates(runtime: str, choice: str) -> tuple[str, ...]:
@@ -112,6 +124,6 @@ def _lower_site(
             status: Status = "lowered" if op != decomposed.NAME else "decomposed-by-choice"
             proved.add(signature)
             why = "" if op != decomposed.NAME else "--lowering decomposed"
-            return Outcome(site, op, status, "; ".join(reasons) or why, "run")
+            return Outcome(site, op, status, "; ".join(dict.fromkeys(reasons)) or why, "run")
         reasons.append(f"{op} disagrees with the unfused site on {problem}")
-    return Outcome(site, None, "refused", "; ".join(reasons))
+    return Outcome(site, None, "refused", "; ".join(dict.fromkeys(reasons)))

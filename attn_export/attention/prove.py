@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from attn_export.attention.layout import size_of
 from attn_export.attention.lower.rewrite import Rewrite
+from attn_export.attention.sizes import evaluate
 from attn_export.parity.compare import compare
 from attn_export.parity.tolerance import FACTOR, allowed_error, max_abs
 from attn_export.runtimes import ort_cpu
@@ -168,13 +168,4 @@ def _draw(
 def _concrete(value: ir.Value, binding: Mapping[str, int]) -> tuple[int, ...]:
     if value.shape is None:
         raise ValueError(f"the rank of '{value.name}' is unknown")
-    found = []
-    for size in value.shape:
-        expression = size if isinstance(size, int) else size_of(str(size.value))
-        if not isinstance(expression, int):
-            unknown = {s.name for s in expression.free_symbols} - set(binding)
-            if unknown:
-                raise ValueError(f"no value is known for the size '{min(unknown)}'")
-            expression = expression.subs({s: binding[s.name] for s in expression.free_symbols})
-        found.append(int(expression))
-    return tuple(found)
+    return tuple(evaluate(size, binding) for size in value.shape)

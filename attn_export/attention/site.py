@@ -45,6 +45,10 @@ class Site:
     window: int | None = None
 
     @property
+    def tokens(self) -> tuple[Size, Size]:
+        return self.query_tokens, self.key_tokens
+
+    @property
     def signature(self) -> tuple[object, ...]:
         """Sites with equal signatures compute the same function of their inputs."""
         return (
@@ -63,6 +67,7 @@ class Outcome:
         reason: why it was refused, or why a faster form was not taken.
         proved: "run" on the target's runtime, "stand-in" on another, "rule" by argument, "no".
         blocked_rows: what a query gets whose mask allows no key, compared with PyTorch.
+        example_tokens: S and T at the example's sizes; None where they are not known.
     """
 
     site: Site
@@ -71,12 +76,14 @@ class Outcome:
     reason: str = ""
     proved: Proved = "no"
     blocked_rows: BlockedRows = "same"
+    example_tokens: tuple[int, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The object that `inspect --json` prints for a site."""
         site = {key: value for key, value in vars(self.site).items() if key != "node"}
         outcome = {key: value for key, value in vars(self).items() if key != "site"}
-        return {**site, **outcome}
+        pairs = self.example_tokens[0] * self.example_tokens[1] if self.example_tokens else None
+        return {**site, **outcome, "query_key_pairs": pairs}
 
 
 @dataclass(frozen=True)

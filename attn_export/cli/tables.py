@@ -25,15 +25,16 @@ def sites_table(account: Mapping[str, Any]) -> Table:
     """An `inspect --json` object as a table."""
     found, lowered = account["recognised"], account["lowered"]
     title = f"Attention sites: {account['total']} counted, {found} recognised, {lowered} lowered"
-    numbers = ("heads", "size", "tokens")
+    numbers = ("heads", "size", "tokens", "pairs")
     table = _table(title, "site", "kind", *numbers, "mask", "becomes", "proved", right=numbers)
     for site in account["sites"]:
         if site["kind"] is None:
-            table.add_row(site["name"], "?", "", "", "", "", f"refused: {site['reason']}", "no")
+            table.add_row(site["name"], "?", "", "", "", "", "", f"refused: {site['reason']}", "no")
             continue
-        tokens = f"{site['query_tokens']}x{site['key_tokens']}"
+        tokens = " x ".join(map(str, site["example_tokens"] or ("?", "?")))
         becomes = site["lowering"] or f"refused: {site['reason']}"
-        sizes = (str(site["heads"]), str(site["head_size"]), tokens)
+        pairs = f"{site['query_key_pairs']:,}" if site["query_key_pairs"] else "?"
+        sizes = (str(site["heads"]), str(site["head_size"]), tokens, pairs)
         mask = site["mask"] if site["causal"] == "none" else f"{site['mask']}, causal"
         table.add_row(site["name"], site["kind"], *sizes, mask, becomes, site["proved"])
     return table
