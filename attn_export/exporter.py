@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -42,6 +43,7 @@ def to_onnx(spec: ExportSpec) -> Graph:
     Raises:
         ExportError: the model cannot be exported, a declared dimension froze, or dropout stays on.
     """
+    refuse_other_precisions(spec)
     notes: list[str] = []
     declared = spec.dynamic
     # A model that draws its own inputs knows its sizes; any other gets a dynamic batch as well.
@@ -66,6 +68,18 @@ def to_onnx(spec: ExportSpec) -> Graph:
     name_sizes(model, spec)
     clean_metadata(model)
     return Graph(model, spec, notes)
+
+
+def refuse_other_precisions(spec: ExportSpec) -> None:
+    """Raise ExportError for a model whose weights or inputs are not float32."""
+    tensors = [*spec.module.parameters(), *spec.module.buffers(), *spec.inputs.values()]
+    other = {t.dtype for t in tensors if t.is_floating_point()} - {torch.float32}
+    if other:
+        names = ", ".join(sorted(map(str, other)))
+        raise ExportError(
+            f"the model computes in {names}, only float32 is built yet",
+            "hand over model.float() with float32 inputs",
+        )
 
 
 def merged(
@@ -140,10 +154,12 @@ def _trace(spec: ExportSpec) -> ExportedProgram:
             spec.module, (), kwargs=dict(spec.inputs), dynamic_shapes=shapes, strict=False
         )
     except Exception as error:
-        raise ExportError(
-            f"torch.export refuses the model ({_reason(error)})",
-            "make that part of forward exportable, or declare fewer dynamic axes",
-        ) from error
+        reason = _reason(error)
+        excluded = re.search(r"!= (\d+)$", reason)  # a size at which forward takes another path
+        way_out = "make that part of forward exportable, or declare fewer dynamic axes"
+        if excluded:
+            way_out = f"declare that axis up to {int(excluded[1]) - 1}"
+        raise ExportError(f"torch.export refuses the model ({reason})", way_out) from error
 
 
 def _reason(error: Exception) -> str:

@@ -179,3 +179,27 @@ def test_grouped_heads_follow_each_other(kv_heads: int) -> None:
     result = run(graph.model, q=torch.cat([q, q]), k=torch.cat([k, k]), v=torch.cat([v, v]))
     expected = [1, 1, 2, 2] if kv_heads == 2 else [1, 1, 1, 1]
     assert result[0, :, 0, 0].round(4).tolist() == expected
+
+
+def test_a_length_that_forward_treats_apart_names_the_range_that_works() -> None:
+    """A causal buffer of 16 places is cut to the length: at 16 itself nothing is cut."""
+
+    class Buffered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tril = nn.Buffer(torch.ones(16, 16).tril())
+
+        def forward(self, x: Tensor) -> Tensor:
+            T = x.shape[1]
+            return (x @ x.mT).masked_fill(self.tril[:T, :T] == 0, -1e9).softmax(-1) @ x
+
+    x = torch.randn(2, 5, 8)
+    with pytest.raises(ExportError, match="declare that axis up to 15"):
+        to_onnx(ExportSpec(Buffered(), {"x": x}, {"x": {1: Axis("tokens", 1, 16)}}))
+    assert to_onnx(ExportSpec(Buffered(), {"x": x}, {"x": {1: Axis("tokens", 1, 15)}})).notes == []
+
+
+def test_half_precision_models_are_refused_by_name() -> None:
+    spec = ExportSpec(nn.Linear(4, 4).half(), {"input": torch.randn(2, 4).half()})
+    with pytest.raises(ExportError, match=r"torch\.float16, only float32 is built yet"):
+        to_onnx(spec)

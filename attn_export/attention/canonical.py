@@ -10,8 +10,10 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from attn_export.attention.apply import apply, drop_unused_initializers
+from attn_export.attention.data import depends_on_input
 from attn_export.attention.einsum import products_for_einsums
 from attn_export.attention.handwritten import Parts, parts
+from attn_export.attention.lower.mask import kernel_mask
 from attn_export.attention.lower.rewrite import NotLowerable, Rewrite, initializer
 from attn_export.attention.metadata import MODULE, ORIGIN
 
@@ -118,6 +120,10 @@ def _build(softmax: ir.Node, found: Parts) -> Rewrite:
         mask = b.op("Not", [mask], mask.shape, mask)
     if mask is not None and rank == 3 and _rank(mask) == 3:
         mask = b.unsqueeze(mask, [1])
+    if mask is not None:
+        mask, nodes, weights = kernel_mask(str(softmax.name), mask, query, key)
+        b.nodes += nodes
+        b.weights += weights
     attributes: dict[str, float] = {"scale": found.scale}
     if found.softcap:
         attributes["softcap"] = found.softcap
@@ -136,9 +142,11 @@ def _build(softmax: ir.Node, found: Parts) -> Rewrite:
         b.weights.append(axes)
         new = b.op("Squeeze", [new, axes], found.output.shape, query)
     attention.name = f"{softmax.name}/attention"
-    sources = [found.query, found.key, found.value, found.mask]
-    unique = list({id(v): v for v in sources if v is not None}.values())
-    return Rewrite(NAME, unique, found.output, new, b.nodes, b.weights)
+    sources = [found.query, found.key, found.value]
+    # A mask of weights and sizes alone is part of what is proved; any other may hold anything.
+    given = found.mask if found.mask is not None and depends_on_input(found.mask) else None
+    unique = list({id(v): v for v in [*sources, given] if v is not None}.values())
+    return Rewrite(NAME, unique, found.output, new, b.nodes, b.weights, given)
 
 
 def _sizes(value: ir.Value) -> list[int | str]:

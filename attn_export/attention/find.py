@@ -6,7 +6,7 @@ import math
 
 import onnx_ir as ir
 
-from attn_export.attention.layout import constant
+from attn_export.attention.data import activations
 from attn_export.attention.metadata import MODULE
 from attn_export.attention.site import Mask, Site, Size
 
@@ -14,8 +14,8 @@ from attn_export.attention.site import Mask, Site, Size
 def find(model: ir.Model) -> list[Site]:
     """The sites of the main graph in its order: each standard Attention node is one."""
     nodes = [node for node in model.graph if is_attention(node)]
-    names = _names(nodes)
-    return [_site(node, name) for node, name in zip(nodes, names, strict=True)]
+    names, data = _names(nodes), activations(model.graph)
+    return [_site(node, name, data) for node, name in zip(nodes, names, strict=True)]
 
 
 def is_attention(node: ir.Node) -> bool:
@@ -33,7 +33,7 @@ def _names(nodes: list[ir.Node]) -> list[str]:
     return names
 
 
-def _site(node: ir.Node, name: str) -> Site:
+def _site(node: ir.Node, name: str, data: set[int]) -> Site:
     query, key, value = node.inputs[:3]
     if query is None or key is None or value is None:
         raise ValueError(f"Attention node '{name}' lacks an input")
@@ -43,7 +43,7 @@ def _site(node: ir.Node, name: str) -> Site:
     packed = _rank(query) == 3
     head_size = _size(query, -1) // (heads if packed else 1)
     causal = node.attributes.get_int("is_causal", 0)
-    one_source = bool(_ancestors(query) & _ancestors(key))
+    one_source = bool(_ancestors(query, data) & _ancestors(key, data))
     return Site(
         name=name,
         node=node,
@@ -61,7 +61,7 @@ def _site(node: ir.Node, name: str) -> Site:
     )
 
 
-def _ancestors(value: ir.Value) -> set[int]:
+def _ancestors(value: ir.Value, data: set[int]) -> set[int]:
     """The values that this one is computed from without attending to anything.
 
     Self-attention takes queries and keys from one such value, also where positions were added or
@@ -78,17 +78,10 @@ def _ancestors(value: ir.Value) -> set[int]:
         node = current.producer()
         if node is None:
             continue
-        sources = [v for v in node.inputs if v is not None and _carries_data(v)]
+        sources = [v for v in node.inputs if v is not None and id(v) in data]
         if len(sources) == 1 or node.op_type in ("Add", "Concat", "Mul", "Sub"):
             todo.extend(sources)
     return found
-
-
-def _carries_data(value: ir.Value) -> bool:
-    """Whether a value is activations: not a weight, a constant or a shape."""
-    if value.dtype is not None and not value.dtype.is_floating_point():
-        return False
-    return constant(value) is None
 
 
 def _rank(value: ir.Value) -> int:

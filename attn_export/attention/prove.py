@@ -62,7 +62,7 @@ def prove(
     unchanged, truth = ReferenceEvaluator(before), ReferenceEvaluator(_in_double(before))
     runs = 0
     with ort_cpu.load(after.SerializeToString()) as new:
-        for name, inputs in _hostile(bounds, sizes, brief):
+        for name, inputs in _hostile(bounds, rewrite.mask, sizes, brief):
             expected = _evaluate(unchanged, inputs)
             doubled = {key: _double(array) for key, array in inputs.items()}
             exact = np.asarray(_evaluate(truth, doubled), np.float64)
@@ -135,13 +135,16 @@ def _wobble(array: NDArray[np.generic]) -> NDArray[np.generic]:
 
 
 def _hostile(
-    values: Sequence[ir.Value], sizes: Sequence[Mapping[str, int]], brief: bool
+    values: Sequence[ir.Value],
+    mask: ir.Value | None,
+    sizes: Sequence[Mapping[str, int]],
+    brief: bool,
 ) -> Iterator[tuple[str, Arrays]]:
     for seed, binding in enumerate(sizes or [{}]):
         rng = np.random.default_rng(seed)
         for magnitude in MAGNITUDES:
             inputs = {
-                f"input_{index}": _draw(rng, value, binding, magnitude)
+                f"input_{index}": _draw(rng, value, binding, magnitude, value is mask)
                 for index, value in enumerate(values)
             }
             where = " ".join(f"{name}={size}" for name, size in binding.items())
@@ -151,18 +154,38 @@ def _hostile(
 
 
 def _draw(
-    rng: np.random.Generator, value: ir.Value, binding: Mapping[str, int], magnitude: float
+    rng: np.random.Generator,
+    value: ir.Value,
+    binding: Mapping[str, int],
+    magnitude: float,
+    is_mask: bool,
 ) -> NDArray[np.generic]:
     shape = _concrete(value, binding)
     dtype = value.dtype.numpy() if value.dtype is not None else np.dtype(np.float32)
     if dtype == np.bool_:
-        allowed = rng.random(shape) > 0.3  # holes
-        if len(shape) >= 2 and shape[-2] > 2:
-            allowed[..., 0, :] = False  # a blocked row
-            allowed[..., 1, : shape[-1] // 2] = False  # left padding
-            allowed[..., 2, (shape[-1] + 1) // 2 :] = False  # right padding
-        return np.asarray(allowed)
-    return (rng.standard_normal(shape) * magnitude).astype(dtype)
+        return _hostile_mask(rng, shape)
+    drawn = (rng.standard_normal(shape) * magnitude).astype(dtype)
+    if is_mask and dtype.kind == "f":
+        lowest = np.array([-np.inf, np.finfo(dtype).min], dtype=dtype)
+        # Whole queries are blocked by either number, as the ways to write a mask do.
+        fill = np.broadcast_to(lowest[rng.integers(0, 2, (*shape[:-1], 1))], shape)
+        drawn = np.where(_hostile_mask(rng, shape), drawn, fill)
+    return np.asarray(drawn)
+
+
+def _hostile_mask(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """True allows: holes, left and right padding, and queries that may see no key."""
+    allowed = rng.random(shape) > 0.3
+    rows = allowed.reshape(-1, shape[-1]) if shape else allowed.reshape(1, 1)
+    half = (rows.shape[1] + 1) // 2
+    for index, row in enumerate(rows):
+        if index % 4 == 1:
+            row[:] = False
+        elif index % 4 == 2:
+            row[: half - 1] = False
+        elif index % 4 == 3:
+            row[half:] = False
+    return allowed
 
 
 def _concrete(value: ir.Value, binding: Mapping[str, int]) -> tuple[int, ...]:

@@ -72,21 +72,79 @@ def test_a_score_of_four_at_half_scale() -> None:
     )
 
 
-def test_softcap_is_found_and_comes_before_the_mask() -> None:
-    class Capped(nn.Module):
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-            scores = torch.tanh(q @ k.mT * 0.5 / 2.0) * 2.0
-            return (scores + mask).softmax(-1) @ v
+class Capped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = nn.Buffer(torch.zeros(1, 1, 4, 4))
+        self.mask[..., 3] = -torch.inf
 
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = torch.tanh(q @ k.mT * 0.5 / 2.0) * 2.0
+        return (scores + self.mask).softmax(-1) @ v
+
+
+def test_softcap_is_found_and_comes_before_the_mask() -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 2, 4, 8) for _ in range(3))
-    mask = torch.zeros(1, 1, 4, 4)
-    mask[..., 3] = -torch.inf
-    graph = exported(Capped(), q=q, k=k, v=v, mask=mask)
+    graph = exported(Capped(), q=q, k=k, v=v)
     (outcome,) = lower(graph.model, "ort-cpu", sizes_of(graph.spec)).outcomes
     assert (outcome.site.softcap, outcome.site.scale, outcome.site.mask) == (2.0, 0.5, "additive")
-    expected = Capped()(q, k, v, mask)
-    np.testing.assert_allclose(run(graph.model, q=q, k=k, v=v, mask=mask), expected, atol=3e-6)
+    np.testing.assert_allclose(run(graph.model, q=q, k=k, v=v), Capped()(q, k, v), atol=3e-6)
+
+
+class Gpt(m.Block):
+    """nanoGPT: a causal mask cut out of a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tril = nn.Buffer(torch.tril(torch.ones(1, 1, 65, 65)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        T = x.shape[1]
+        q, k, v = (m.split_heads(part) for part in self.qkv(x).chunk(3, dim=2))
+        scores = (q @ k.mT * S).masked_fill(self.tril[:, :, :T, :T] == 0, -torch.inf)
+        return self.proj(m.merge_heads(scores.softmax(-1) @ v))
+
+
+class RelativeBias(m.Block):
+    """T5: a bias for each head and distance, no scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Embedding(31, m.N)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (m.split_heads(part) for part in self.qkv(x).chunk(3, dim=2))
+        place = torch.arange(x.shape[1])
+        distance = (place[None] - place[:, None]).clamp(-15, 15) + 15
+        bias = self.bias(distance).permute(2, 0, 1)[None]
+        return self.proj(m.merge_heads((q @ k.mT + bias).softmax(-1) @ v))
+
+
+@pytest.mark.parametrize(("module", "mask"), [(Gpt, "bool"), (RelativeBias, "additive")])
+def test_masks_made_of_weights_and_sizes_are_proved_as_they_are(
+    module: type[nn.Module], mask: str
+) -> None:
+    model = seeded(module)
+    graph = exported(model, x=torch.randn(2, 5, m.D))
+    (outcome,) = lower(graph.model, "ort-cpu", SIZES).outcomes
+    assert (outcome.lowering, outcome.site.mask) == ("ai.onnx.Attention", mask)
+    for batch, tokens in ((1, 1), (3, 9), (2, 33)):
+        x = torch.randn(batch, tokens, m.D)
+        np.testing.assert_allclose(run(graph.model, x=x), model(x).detach(), atol=5e-6)
+
+
+def test_a_mask_that_may_block_a_whole_query_with_minus_infinity_is_refused() -> None:
+    """PyTorch's softmax gives NaN there and standard Attention 0: not the same answer."""
+
+    class Masked(nn.Module):
+        def forward(self, q: Tensor, mask: Tensor) -> Tensor:
+            return (q @ q.mT).masked_fill(~mask, -torch.inf).softmax(-1) @ q
+
+    graph = exported(Masked(), q=torch.randn(2, 2, 4, 8), mask=torch.ones(2, 1, 4, 4) > 0)
+    account = lower(graph.model, "ort-cpu", sizes_of(graph.spec))
+    assert (account.lowered, account.refused) == (0, 1)
+    assert "0.0 against nan" in account.unrecognised[0][1]
 
 
 @pytest.mark.parametrize("shape", [(5, 8), (2, 5, 8)])

@@ -139,6 +139,28 @@ def test_a_blocked_row_is_zero_as_in_pytorch() -> None:
     assert not result[1, 2, 3].any()
 
 
+@pytest.mark.parametrize(("number", "expected"), [(-torch.inf, 0.0), (torch.finfo().min, 1.5)])
+def test_rows_blocked_by_an_additive_mask_get_what_pytorch_gives(
+    number: float, expected: float
+) -> None:
+    """0 for -inf; the mean of the values 0, 1, 2, 3 for the most negative number."""
+
+    class Attention(nn.Module):
+        def forward(self, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            zero = torch.zeros_like(v)
+            return torch.nn.functional.scaled_dot_product_attention(zero, zero, v, attn_mask=mask)
+
+    v = torch.arange(4.0).view(1, 1, 4, 1)
+    mask = torch.zeros(1, 1, 4, 4)
+    mask[..., 0, :], mask[..., 1, 2:] = number, number
+    graph = exported(Attention(), v=v, mask=mask)
+    (outcome,) = lower(graph.model, "ort-cpu", sizes_of(graph.spec)).outcomes
+    assert (outcome.lowering, outcome.blocked_rows) == (STANDARD, "same")
+    result = run(graph.model, v=v, mask=mask).ravel()
+    assert result.tolist() == pytest.approx([expected, 0.5, 1.5, 1.5])
+    np.testing.assert_allclose(result, Attention()(v, mask).ravel(), atol=1e-6)
+
+
 @pytest.mark.parametrize(("module", "reason"), [
     (m.QueryNorm, "not a linear projection"),
     (m.Unmerged, "heads are not merged"),

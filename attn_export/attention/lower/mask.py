@@ -1,0 +1,89 @@
+"""A mask as ONNX Runtime's Attention kernels take it, with the same meaning.
+
+1. ONNX's Attention broadcasts any mask; the kernels broadcast the batch and head axes alone and
+   refuse the rest when they run. A smaller mask is expanded to (..., S, T).
+2. Since 1.28 the CPU kernel takes a row of the most negative number for one that allows no key and
+   gives 0, where PyTorch gives the mean of the values. Half that number blocks as well and keeps
+   the mean. Rows of -inf give 0 in both and stay.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from attn_export.attention.layout import constant
+from attn_export.attention.lower.rewrite import initializer
+from attn_export.attention.metadata import SITE
+
+FILLED = "/mask/filled"
+
+
+def kernel_mask(
+    site: str, mask: ir.Value, query: ir.Value, key: ir.Value
+) -> tuple[ir.Value, list[ir.Node], list[ir.Value]]:
+    """The mask that the node reads, and the nodes and constants that make it."""
+    nodes: list[ir.Node] = []
+    weights: list[ir.Value] = []
+
+    def op(name: str, op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
+        node = ir.node(op_type, list(inputs), attributes=attributes or None)
+        node.name = f"{site}/mask/{name}"
+        node.metadata_props[SITE] = site
+        nodes.append(node)
+        return node.outputs[0]
+
+    result = mask
+    if mask.dtype != ir.DataType.BOOL and not _is_filled(mask):
+        dtype = mask.dtype.numpy() if mask.dtype is not None else np.dtype(np.float32)
+        lowest = np.array(np.finfo(dtype).min / 2, dtype=dtype)
+        filler = initializer(f"{site}/mask.filler", lowest)
+        weights.append(filler)
+        blocked = op("blocked", "IsInf", mask, detect_positive=0)
+        raised = op("raised", "Max", mask, filler)
+        for value in (blocked, raised):
+            value.shape = mask.shape
+        result = op("filled", "Where", blocked, mask, raised)
+        result.shape, result.type = mask.shape, mask.type
+        raised.type = mask.type
+        blocked.dtype = ir.DataType.BOOL
+    if not _is_full(mask, query, key):
+        ones = initializer(f"{site}/mask.ones", np.ones(2, dtype=np.int64))
+        weights.append(ones)
+        parts = [ones]
+        for role, value in (("query", query), ("key", key)):
+            axis = (3 if value.shape is None else len(value.shape)) - 2
+            parts.append(op(f"{role}_tokens", "Shape", value, start=axis, end=axis + 1))
+        # Expand broadcasts both ways, so the batch and head axes keep their sizes.
+        result = op("expanded", "Expand", result, op("shape", "Concat", *parts, axis=0))
+        result.type = mask.type
+        if mask.shape is not None and query.shape is not None and key.shape is not None:
+            lead = [1] * (4 - len(mask.shape)) + list(mask.shape)
+            result.shape = ir.Shape([*lead[:2], query.shape[-2], key.shape[-2]])
+    return result, nodes, weights
+
+
+def _is_filled(mask: ir.Value) -> bool:
+    """Whether this was done before, or the mask is a constant in which it changes nothing."""
+    node = mask.producer()
+    while node is not None and node.op_type == "Expand" and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    if node is not None and str(node.name).endswith(FILLED):
+        return True
+    array = constant(mask)
+    if array is None:
+        return False
+    numbers = np.asarray(array, np.float64)
+    lowest = float(np.finfo(np.float32).min) / 2
+    return bool(((numbers > lowest) | np.isneginf(numbers)).all())
+
+
+def _is_full(mask: ir.Value, query: ir.Value, key: ir.Value) -> bool:
+    if any(value.shape is None or len(value.shape) < 2 for value in (mask, query, key)):
+        return False
+
+    def text(value: ir.Value, axis: int) -> str:
+        size = (value.shape or ())[axis]
+        return str(size if isinstance(size, int) else size.value)
+
+    return text(mask, -2) == text(query, -2) and text(mask, -1) == text(key, -2)
