@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from attn_export.models.spec import Axis, ExportSpec
 
 
 @dataclass(frozen=True)
@@ -96,3 +99,25 @@ class ViT(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x)[:, 0])  # (B, num_classes)
+
+
+def vit() -> ExportSpec:
+    """ViT-tiny at 224 pixels with seeded random weights: images (B, 3, 224, 224) to `logits`."""
+    config = ViTConfig()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = ViT(config).eval()
+
+    def draw(
+        generator: torch.Generator, sizes: Mapping[str, int], masked: bool
+    ) -> dict[str, Tensor]:
+        shape = (sizes["batch"], config.channels, config.image_size, config.image_size)
+        return {"image": torch.randn(shape, generator=generator)}
+
+    return ExportSpec(
+        module=model,
+        inputs=draw(torch.Generator().manual_seed(0), {"batch": 2}, False),
+        dynamic={"image": {0: Axis("batch", 1, 256)}},
+        outputs=("logits",),
+        draw=draw,
+    )

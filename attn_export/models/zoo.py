@@ -40,6 +40,13 @@ class ZooEntry:
 
 
 ZOO: dict[str, ZooEntry] = {
+    "vit": ZooEntry(
+        factory="vit:vit",
+        summary="Vision Transformer, the tiny size at 224 pixels",
+        parameters=5_717_416,
+        tokens="197",
+        kinds=("self",),
+    ),
     "vit-digits": ZooEntry(
         factory="vit_digits:vit_digits",
         summary="Vision Transformer trained on the UCI handwritten digits",
