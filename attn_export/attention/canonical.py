@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from attn_export.attention.apply import apply, drop_unused_initializers
-from attn_export.attention.data import depends_on_input
+from attn_export.attention.data import mask_sources
 from attn_export.attention.einsum import products_for_einsums
 from attn_export.attention.handwritten import Parts, parts
 from attn_export.attention.lower.mask import kernel_mask
@@ -143,10 +143,9 @@ def _build(softmax: ir.Node, found: Parts) -> Rewrite:
         new = b.op("Squeeze", [new, axes], found.output.shape, query)
     attention.name = f"{softmax.name}/attention"
     sources = [found.query, found.key, found.value]
-    # A mask of weights and sizes alone is part of what is proved; any other may hold anything.
-    given = found.mask if found.mask is not None and depends_on_input(found.mask) else None
-    unique = list({id(v): v for v in [*sources, given] if v is not None}.values())
-    return Rewrite(NAME, unique, found.output, new, b.nodes, b.weights, given)
+    cut = mask_sources(found.mask) if found.mask is not None else []
+    unique = list({id(v): v for v in [*sources, *cut]}.values())
+    return Rewrite(NAME, unique, found.output, new, b.nodes, b.weights, found.mask)
 
 
 def _sizes(value: ir.Value) -> list[int | str]:

@@ -21,6 +21,7 @@ from onnx.reference import ReferenceEvaluator
 
 from attn_export.attention.lower.rewrite import Rewrite
 from attn_export.attention.sizes import evaluate
+from attn_export.errors import one_line
 from attn_export.parity.compare import compare
 from attn_export.parity.tolerance import FACTOR, allowed_error, max_abs
 from attn_export.runtimes import ort_cpu
@@ -107,13 +108,23 @@ def _in_double(model: onnx.ModelProto) -> onnx.ModelProto:
     doubled = onnx.ModelProto()
     doubled.CopyFrom(model)
     for tensor in doubled.graph.initializer:
-        if tensor.data_type in FLOATS:
-            array = numpy_helper.to_array(tensor).astype(np.float64)
-            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+        _double_tensor(tensor)
+    for node in doubled.graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Cast" and attribute.name == "to" and attribute.i in FLOATS:
+                attribute.i = onnx.TensorProto.DOUBLE
+            elif attribute.HasField("t"):
+                _double_tensor(attribute.t)
     for value in [*doubled.graph.input, *doubled.graph.output, *doubled.graph.value_info]:
         if value.type.tensor_type.elem_type in FLOATS:
             value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
     return doubled
+
+
+def _double_tensor(tensor: onnx.TensorProto) -> None:
+    if tensor.data_type in FLOATS:
+        array = numpy_helper.to_array(tensor).astype(np.float64)
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
 
 
 def _double(array: NDArray[np.generic]) -> NDArray[np.generic]:
@@ -122,8 +133,13 @@ def _double(array: NDArray[np.generic]) -> NDArray[np.generic]:
 
 def _evaluate(model: ReferenceEvaluator, inputs: Arrays) -> NDArray[np.generic]:
     """The one output; a blocked row of -inf may give NaN on the way, which numpy warns of."""
-    with np.errstate(all="ignore"):
-        return np.asarray(next(iter(model.run(None, inputs))))
+    try:
+        with np.errstate(all="ignore"):
+            return np.asarray(next(iter(model.run(None, inputs))))
+    except Exception as error:  # whatever an operator of the evaluator raises
+        raise ValueError(
+            f"ONNX's reference evaluator does not run it ({one_line(error)})"
+        ) from error
 
 
 def _wobble(array: NDArray[np.generic]) -> NDArray[np.generic]:
@@ -162,8 +178,8 @@ def _draw(
 ) -> NDArray[np.generic]:
     shape = _concrete(value, binding)
     dtype = value.dtype.numpy() if value.dtype is not None else np.dtype(np.float32)
-    if dtype == np.bool_:
-        return _hostile_mask(rng, shape)
+    if dtype.kind in "biu":  # zeros and ones are what a mask is made from
+        return _hostile_mask(rng, shape).astype(dtype)
     drawn = (rng.standard_normal(shape) * magnitude).astype(dtype)
     if is_mask and dtype.kind == "f":
         lowest = np.array([-np.inf, np.finfo(dtype).min], dtype=dtype)

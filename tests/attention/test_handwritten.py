@@ -15,7 +15,7 @@ from attn_export.exporter import to_onnx
 from attn_export.models.spec import ExportSpec
 from attn_export.parity.cases import sizes_of
 from tests.attention import modules as m
-from tests.attention.graphs import SIZES, exported, op_types, run, seeded
+from tests.attention.graphs import BATCH, SIZES, TOKENS, exported, op_types, run, seeded
 
 Scores = Callable[[Tensor, Tensor], Tensor]
 S = m.H**-0.5
@@ -241,3 +241,26 @@ def test_a_guard_against_nan_in_blocked_rows_is_no_obstacle() -> None:
     result = run(graph.model, **inputs)
     np.testing.assert_allclose(result, Guarded()(**inputs), atol=3e-6)
     assert not result[1, :, 2].any()
+
+
+class Bert(m.Block):
+    """A padding mask of ones and zeros, turned into the most negative number and added."""
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        q, k, v = (m.split_heads(part) for part in self.qkv(x).chunk(3, dim=2))
+        bias = (1.0 - attention_mask[:, None, None].float()) * torch.finfo(torch.float32).min
+        return self.proj(m.merge_heads((q @ k.mT * S + bias).softmax(-1) @ v))
+
+
+def test_padding_masks_with_holes_and_without_any_key_give_pytorchs_answers() -> None:
+    model = seeded(Bert)
+    inputs = {"x": torch.randn(2, 5, m.D), "attention_mask": torch.ones(2, 5, dtype=torch.int64)}
+    axes = {0: BATCH, 1: TOKENS}
+    graph = to_onnx(ExportSpec(model, inputs, dict.fromkeys(inputs, axes), ("y",)))
+    (outcome,) = lower(graph.model, "ort-cpu", sizes_of(graph.spec)).outcomes
+    assert (outcome.lowering, outcome.proved) == ("ai.onnx.Attention", "run")
+    x = torch.randn(5, 6, m.D)
+    rows = ["111111", "101010", "000111", "111000", "000000"]
+    mask = torch.tensor([[int(digit) for digit in row] for row in rows])
+    result = run(graph.model, x=x, attention_mask=mask)
+    np.testing.assert_allclose(result, model(x, mask).detach(), atol=3e-6)

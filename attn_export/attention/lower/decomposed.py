@@ -6,7 +6,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from attn_export.attention.lower.rewrite import NotLowerable, Rewrite, boundary, initializer, tag
+from attn_export.attention.lower.mask import boundary
+from attn_export.attention.lower.rewrite import NotLowerable, Rewrite, initializer, tag
 from attn_export.attention.site import Site
 
 NAME = "decomposed"
@@ -55,7 +56,7 @@ def build(site: Site) -> Rewrite:
     if dtype is None:
         raise NotLowerable("its dtype is unknown")
     b = _Builder(site)
-    mask = given = site.node.inputs[3] if len(site.node.inputs) > 3 else None
+    mask = site.node.inputs[3] if len(site.node.inputs) > 3 else None
     scale = b.constant("scale", np.array(site.scale, dtype=dtype.numpy()))
     keys = b.op("Transpose", key, name="key_transposed", perm=[0, 1, 3, 2])
     scores = b.op("MatMul", b.op("Mul", query, scale, name="scaled"), keys, name="scores")
@@ -77,4 +78,5 @@ def build(site: Site) -> Rewrite:
     new = b.op("MatMul", weights, value, name="weighted")
     old = site.node.outputs[0]
     new.shape, new.type = old.shape, old.type
-    return Rewrite(NAME, boundary(site), old, new, b.nodes, b.weights, given)
+    sources, given = boundary(site)
+    return Rewrite(NAME, sources, old, new, b.nodes, b.weights, given)

@@ -12,9 +12,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from attn_export.attention.data import mask_sources
 from attn_export.attention.layout import constant
 from attn_export.attention.lower.rewrite import initializer
 from attn_export.attention.metadata import SITE
+from attn_export.attention.site import Site
 
 FILLED = "/mask/filled"
 
@@ -61,6 +63,24 @@ def kernel_mask(
             lead = [1] * (4 - len(mask.shape)) + list(mask.shape)
             result.shape = ir.Shape([*lead[:2], query.shape[-2], key.shape[-2]])
     return result, nodes, weights
+
+
+def boundary(site: Site) -> tuple[list[ir.Value], ir.Value | None]:
+    """Where the site's cut-out begins, and the mask as it was before `kernel_mask`."""
+    given = list(site.node.inputs)
+    mask = _as_given(given[3]) if len(given) > 3 and given[3] is not None else None
+    cut = mask_sources(mask) if mask is not None else []
+    values = [*given[:3], *cut]
+    return list({id(value): value for value in values if value is not None}.values()), mask
+
+
+def _as_given(mask: ir.Value) -> ir.Value:
+    node = mask.producer()
+    ours = node is not None and str(node.name).endswith(("/mask/expanded", FILLED))
+    if node is None or not ours:
+        return mask
+    source = node.inputs[0 if node.op_type == "Expand" else 1]
+    return mask if source is None else _as_given(source)
 
 
 def _is_filled(mask: ir.Value) -> bool:

@@ -8,7 +8,6 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from attn_export.attention.data import depends_on_input
 from attn_export.attention.layout import View, identity, trace
 from attn_export.attention.metadata import MODULE, ORIGIN, SITE
 from attn_export.attention.site import Site
@@ -54,20 +53,6 @@ def tag(site: Site, node: ir.Node) -> ir.Node:
         if key in site.node.metadata_props:
             node.metadata_props[key] = site.node.metadata_props[key]
     return node
-
-
-def boundary(site: Site) -> list[ir.Value]:
-    """The inputs of the site's node at which its cut-out begins.
-
-    A mask that is made of weights and sizes alone is none of them: it is proved as it is. Any other
-    may hold anything, and is proved on masks that block whole queries.
-    """
-    *operands, mask = [
-        *site.node.inputs[:3],
-        site.node.inputs[3] if len(site.node.inputs) > 3 else None,
-    ]
-    given = mask if mask is not None and depends_on_input(mask) else None
-    return list({id(v): v for v in [*operands, given] if v is not None}.values())
 
 
 def merged_output(site: Site) -> ir.Value:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from attn_export.attention.lower.mask import kernel_mask
-from attn_export.attention.lower.rewrite import NotLowerable, Rewrite, boundary, tag
+from attn_export.attention.lower.mask import boundary, kernel_mask
+from attn_export.attention.lower.rewrite import NotLowerable, Rewrite, tag
 from attn_export.attention.site import Site
 
 NAME = "ai.onnx.Attention"
@@ -38,4 +38,5 @@ def build(site: Site) -> Rewrite:
     nodes.append(tag(site, node))
     new = node.outputs[0]
     new.shape, new.type = old.shape, old.type
-    return Rewrite(NAME, boundary(site), old, new, nodes, weights, mask)
+    sources, given = boundary(site)
+    return Rewrite(NAME, sources, old, new, nodes, weights, given)
