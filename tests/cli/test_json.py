@@ -92,6 +92,7 @@ def test_a_site_has_the_documented_fields(cli: Cli, digits_bundle: Path) -> None
         "v_head_size": 16, "query_tokens": 17, "key_tokens": 17, "mask": "none", "causal": "none",
         "window": None, "scale": 0.25, "softcap": 0.0, "blocked_rows": "same",
         "lowering": "com.microsoft.Attention", "status": "lowered", "reason": "", "proved": "run",
+        "example_tokens": [17, 17], "query_key_pairs": 289,
     }  # fmt: skip
 
 
