@@ -15,6 +15,7 @@ from attn_export.errors import ExportError, RuntimeUnavailable, UsageError
 from attn_export.exporter import Graph, to_onnx
 from attn_export.models.spec import ExportSpec, Metric
 from attn_export.parity.cases import build_cases, run_arrays, sizes_of
+from attn_export.parity.caveats import fast_path_note, rows_mix
 from attn_export.parity.metrics import KINDS, evaluate, write_metric
 from attn_export.parity.tolerance import Group
 from attn_export.reference import Case, write_cases
@@ -108,12 +109,19 @@ def _export_into(
 
     cases: list[Case] = []
     groups: dict[str, dict[str, list[Group]]] = {}
+    mixed: list[str] = []
     for component, graph in graphs.items():
         progress(f"running PyTorch on the reference cases of {component}")
         groups[component] = _groups(graph.spec)
         built, note = build_cases(component, graph.spec, groups[component], SEED)
         cases += built
-        notes += [note] if note else []
+        notes += [text for text in (note, fast_path_note(graph.spec, built)) if text]
+        if rows_mix(graph.spec, built):
+            mixed.append(component)
+            notes.append(
+                "axis 0 is not a batch of independent rows, PyTorch mixes them; if the batch is"
+                " another axis, declare it with --dynamic INPUT=AXIS:batch:MIN..MAX"
+            )
 
     described, files = [], {}
     for target in dict.fromkeys(targets):
@@ -128,6 +136,8 @@ def _export_into(
     progress("writing the bundle")
     manifest = manifests.assemble(source.name, source.origin, graphs, described, notes)
     manifest["seed"] = SEED
+    if mixed:
+        manifest["rows_mix"] = mixed
     write_graphs(folder, files, bundles.WEIGHTS)
     write_cases(folder / bundles.REFERENCE, cases, groups)
     for component, graph in graphs.items():

@@ -48,6 +48,9 @@ def to_onnx(spec: ExportSpec) -> Graph:
     declared = spec.dynamic
     # A model that draws its own inputs knows its sizes; any other gets a dynamic batch as well.
     dynamic = merged(declared, {} if spec.draw else default_dynamic(spec.inputs))
+    if not dynamic:
+        sizes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in spec.inputs.items())
+        notes.append(f"every size is fixed ({sizes}): the inputs share no first axis to vary")
     spec = replace(spec, dynamic=dynamic, inputs=widen(spec.inputs, dynamic))
     with exporter_state():
         spec = replace(spec, outputs=spec.outputs or _names(spec))

@@ -55,7 +55,7 @@ def write_cases(
     for case in cases:
         for part in ("inputs", "outputs", "truth"):
             for name, array in getattr(case, part).items():
-                tensors[f"{case.name}/{part}/{name}"] = np.ascontiguousarray(array)
+                tensors[f"{case.name}/{part}/{name}"] = np.asarray(array, order="C")
         for name, budget in case.allowed.items():
             order = group_names(groups[case.component].get(name, ()))
             tensors[f"{case.name}/allowed/{name}"] = np.array([budget[g] for g in order])

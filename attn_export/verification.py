@@ -137,6 +137,8 @@ def score(bundle: bundles.Bundle, sessions: Mapping[str, Session]) -> float:
 
 def _rows(bundle: bundles.Bundle, case: Case) -> Iterator[tuple[str, Case]]:
     """Each row of the batch as a case of its own: no row may depend on the others."""
+    if case.component in bundle.manifest.get("rows_mix", ()):
+        return
     batched = {
         name
         for entry in (*bundle.manifest["inputs"], *bundle.manifest["outputs"])

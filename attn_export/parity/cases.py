@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ SIZES = {"batch": (1, 3, 2), "other": (7, 12, 5)}
 
 
 def sizes_of(spec: ExportSpec) -> list[dict[str, int]]:
-    """Two or three assignments of sizes to the dynamic axes, batch 1 and 3 among them.
+    """Two to four assignments of sizes to the dynamic axes, batch 1 and 3 among them.
 
     The first two differ from the example in every axis that has room to; the last one is the
     example's own. Each size lies inside the declared range.
@@ -32,8 +33,11 @@ def sizes_of(spec: ExportSpec) -> list[dict[str, int]]:
     picked = [
         {name: _pick(axis, index, example[name]) for name, axis in axes.items()} for index in (0, 1)
     ]
+    # Lengths that grow together never show a query longer than its keys: cross them once.
+    lengths = [name for name in axes if name != "batch"]
+    crossed = picked[1] | {name: picked[0][name] for name in lengths[1:]}
     unique: list[dict[str, int]] = []
-    for sizes in [*picked, example]:
+    for sizes in [*picked, *([crossed] if len(lengths) > 1 else []), example]:
         if sizes not in unique:
             unique.append(sizes)
     return unique
@@ -87,6 +91,8 @@ def is_mask(name: str, example: Tensor) -> bool:
 def _mask(example: Tensor, shape: list[int], masked: bool, generator: torch.Generator) -> Tensor:
     usual = bool(example.float().mean() >= 0.5)
     holes = torch.rand(shape, generator=generator) < (0.3 if masked else 0.0)
+    if masked and len(shape) > 1:  # every other row is padded at its end, as batches of text are
+        holes.view(-1, shape[-1])[1::2] = torch.arange(shape[-1]) >= (shape[-1] + 1) // 2
     holes[..., :1] = False  # so that no row is blocked by chance
     return (holes != usual).to(example.dtype)
 
@@ -134,21 +140,39 @@ def build_cases(
 
 
 def _inputs(spec: ExportSpec, seed: int) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Labels and inputs; at the example's own sizes the example itself, which its owner knows."""
     for index, sizes in enumerate(sizes_of(spec)):
         where = " ".join(f"{name}={size}" for name, size in sizes.items()) or "fixed sizes"
-        yield where, draw(spec, sizes, False, seed + index)
+        own = sizes == example_sizes(spec)
+        yield where, dict(spec.inputs) if own else draw(spec, sizes, False, seed + index)
         if takes_mask(spec):
             yield f"{where} masked", draw(spec, sizes, True, seed + index)
 
 
-def run(spec: ExportSpec, module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Array]:
+@contextmanager
+def fast_path(*, enabled: bool) -> Iterator[None]:
+    """Let nn.MultiheadAttention and nn.TransformerEncoder take their inference path, or not."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(enabled and before)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def run(
+    spec: ExportSpec, module: nn.Module, inputs: Mapping[str, Tensor], *, fast: bool = False
+) -> dict[str, Array]:
     """One eager run; outputs by name.
+
+    Without PyTorch's fast path, unless `fast`: it is no part of the exported graph, and on padded
+    positions it gives zeros instead of the layers' answers.
 
     Raises:
         ExportError: the model raises.
     """
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), fast_path(enabled=fast):
             leaves = pytree.tree_leaves(module(**inputs))
     except Exception as error:
         shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in inputs.items())

@@ -30,8 +30,8 @@ KINDS = (*SCORES, "exact-match")
 
 def write_metric(path: Path, inputs: Mapping[str, Array], target: Array) -> None:
     """Store held-out samples; the leading axis runs over samples."""
-    tensors = {f"inputs/{name}": np.ascontiguousarray(a) for name, a in inputs.items()}
-    write_file(path, save({**tensors, "target": np.ascontiguousarray(target)}))
+    tensors = {f"inputs/{name}": np.asarray(a, order="C") for name, a in inputs.items()}
+    write_file(path, save({**tensors, "target": np.asarray(target, order="C")}))
 
 
 def read_metric(path: Path) -> tuple[dict[str, Array], Array]:

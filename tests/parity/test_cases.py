@@ -132,3 +132,11 @@ def test_a_size_that_the_model_refuses_is_named() -> None:
     made = spec(Two(), dynamic={"x": {0: Axis("batch", 1, 8)}})
     with pytest.raises(ExportError, match=r"raised RuntimeError on x \(1, 8\)"):
         build_cases("model", made, {})
+
+
+def test_two_lengths_are_also_crossed() -> None:
+    """So that queries outnumber keys in one case, and keys queries in another."""
+    axes = {0: Axis("batch", 1, 9), 1: Axis("queries", 1, 99), 2: Axis("keys", 1, 99)}
+    sizes = sizes_of(ExportSpec(Scale(), {"x": torch.zeros(2, 6, 6)}, {"x": axes}))
+    assert {"batch": 3, "queries": 8, "keys": 3} in sizes
+    assert sizes[-1] == {"batch": 2, "queries": 6, "keys": 6}

@@ -39,7 +39,7 @@ class Rewrite:
 
 def initializer(name: str, array: NDArray[np.generic]) -> ir.Value:
     """A constant as an initializer that belongs to no graph yet."""
-    tensor = ir.tensor(np.ascontiguousarray(array), name=name)
+    tensor = ir.tensor(np.asarray(array, order="C"), name=name)
     return ir.Value(
         name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
     )
