@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from attn_export.attention.apply import apply, drop_unused_initializers
-from attn_export.attention.data import mask_sources
+from attn_export.attention.data import depends_on_input, mask_sources
 from attn_export.attention.einsum import products_for_einsums
 from attn_export.attention.handwritten import Parts, parts
 from attn_export.attention.lower.mask import kernel_mask
@@ -142,7 +142,8 @@ def _build(softmax: ir.Node, found: Parts) -> Rewrite:
         b.weights.append(axes)
         new = b.op("Squeeze", [new, axes], found.output.shape, query)
     attention.name = f"{softmax.name}/attention"
-    sources = [found.query, found.key, found.value]
+    operands = (found.query, found.key, found.value)
+    sources = [value for value in operands if depends_on_input(value)]
     cut = mask_sources(found.mask) if found.mask is not None else []
     unique = list({id(v): v for v in [*sources, *cut]}.values())
     return Rewrite(NAME, unique, found.output, new, b.nodes, b.weights, found.mask)

@@ -109,7 +109,9 @@ def _lower_site(
 ) -> Outcome:
     dtype = site.node.inputs[0].dtype.numpy().name if site.node.inputs[0].dtype else "float32"  # type: ignore[union-attr]
     reasons = []
-    for op in candidates(runtime, choice):
+    wanted = candidates(runtime, choice)
+    # A site that no fused op takes is decomposed, since its own node may not run on the runtime.
+    for op in dict.fromkeys([*wanted, decomposed.NAME]):
         if op != decomposed.NAME and (reason := why_not(op, runtime, version, dtype)):
             reasons.append(reason)
             continue
@@ -121,9 +123,11 @@ def _lower_site(
         signature = (op, *site.signature)
         problem = apply(model, rewrite, sizes, brief=signature in proved)
         if not problem:
-            status: Status = "lowered" if op != decomposed.NAME else "decomposed-by-choice"
             proved.add(signature)
-            why = "" if op != decomposed.NAME else "--lowering decomposed"
+            status: Status = "lowered"
+            if op == decomposed.NAME:
+                status = "decomposed-by-choice" if op in wanted else "refused"
+            why = "--lowering decomposed" if status == "decomposed-by-choice" else ""
             return Outcome(site, op, status, "; ".join(dict.fromkeys(reasons)) or why, "run")
         reasons.append(f"{op} disagrees with the unfused site on {problem}")
     return Outcome(site, None, "refused", "; ".join(dict.fromkeys(reasons)))

@@ -63,7 +63,9 @@ class Outcome:
     """What a site became on one target.
 
     Attributes:
-        lowering: "com.microsoft.X", "ai.onnx.Attention" or "decomposed"; None where refused.
+        lowering: "com.microsoft.X", "ai.onnx.Attention" or "decomposed"; None where the site stays
+            as it was.
+        status: "refused" where no fused op took it, also if it could be decomposed.
         reason: why it was refused, or why a faster form was not taken.
         proved: "run" on the target's runtime, "stand-in" on another, "rule" by argument, "no".
         blocked_rows: what a query gets whose mask allows no key, compared with PyTorch.

@@ -24,7 +24,9 @@ def command(model: str, target: str, output: Output) -> None:
         output.console.print(sites_table(account))
         for line in other_lines(account):
             output.console.print(line)
-        passed_over = {s["reason"] for s in account["sites"] if s["lowering"] and s["reason"]}
+        passed_over = {
+            s["reason"] for s in account["sites"] if s["status"] == "lowered" and s["reason"]
+        }
         for reason in sorted(passed_over):
             output.console.print(f"Other ops were passed over: {reason}")
     whole = accounts[0] if len(accounts) == 1 else {"model": model, "components": accounts}

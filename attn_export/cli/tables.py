@@ -32,7 +32,9 @@ def sites_table(account: Mapping[str, Any]) -> Table:
             table.add_row(site["name"], "?", "", "", "", "", "", f"refused: {site['reason']}", "no")
             continue
         tokens = " x ".join(map(str, site["example_tokens"] or ("?", "?")))
-        becomes = site["lowering"] or f"refused: {site['reason']}"
+        becomes = site["lowering"] or "as it was"
+        if site["status"] == "refused":
+            becomes += f", refused: {site['reason']}"
         pairs = f"{site['query_key_pairs']:,}" if site["query_key_pairs"] else "?"
         sizes = (str(site["heads"]), str(site["head_size"]), tokens, pairs)
         mask = site["mask"] if site["causal"] == "none" else f"{site['mask']}, causal"

@@ -202,7 +202,8 @@ def test_a_forced_op_that_cannot_take_the_site_is_a_refusal_with_its_reasons() -
     graph = to_onnx(ExportSpec(seeded(m.Masked), inputs, {"x": {0: BATCH}}, ("y",)))
     account = lower(graph.model, "ort-cpu", SIZES, "contrib")
     (outcome,) = account.outcomes
-    assert (outcome.lowering, outcome.status, account.refused) == (None, "refused", 1)
+    assert (outcome.lowering, outcome.status, account.refused) == ("decomposed", "refused", 1)
+    assert "ai.onnx.Attention" not in op_types(graph.model)
     assert "bool mask" in outcome.reason
 
 
@@ -223,3 +224,24 @@ class _Named(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.stack(x)
+
+
+def test_a_query_that_broadcasts_over_the_batch_is_decomposed_and_runs() -> None:
+    """No Attention kernel takes it; MatMul does."""
+
+    class Latents(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q = nn.Parameter(torch.randn(1, 4, 3, 6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            k = m.split_heads(x)
+            return torch.nn.functional.scaled_dot_product_attention(self.q, k, k)
+
+    model = seeded(Latents)
+    graph = exported(model, x=torch.randn(2, 5, m.D))
+    account = lower(graph.model, "ort-cpu", SIZES)
+    (outcome,) = account.outcomes
+    assert (outcome.lowering, outcome.status, account.lowered) == ("decomposed", "refused", 0)
+    x = torch.randn(3, 9, m.D)
+    np.testing.assert_allclose(run(graph.model, x=x), model(x).detach(), atol=3e-6)
