@@ -181,8 +181,10 @@ def refuse_randomness(program: ExportedProgram) -> None:
     Its answers would differ from run to run, and no comparison of them would mean anything.
     """
     for node in program.graph.nodes:
-        tags = getattr(node.target, "tags", ())
-        if torch.Tag.nondeterministic_seeded not in tags or _is_quiet(node):
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload):
+            continue  # an input, an output, or a Python function such as getitem
+        if torch.Tag.nondeterministic_seeded not in target.tags or _is_quiet(node, target):
             continue
         where = list((node.meta.get("nn_module_stack") or {}).values())
         owner = (
@@ -191,21 +193,26 @@ def refuse_randomness(program: ExportedProgram) -> None:
             else "the model"
         )
         path = where[-1][0] if where and where[-1][0] else "its top level"
+        arguments = {argument.name for argument in target._schema.arguments}
+        way_out = "hand its numbers in as an input"
+        if "dropout_p" in arguments:
+            way_out = "pass dropout_p=p if self.training else 0.0, so that eval() turns it off"
+        elif "train" in arguments:
+            way_out = "pass training=self.training, so that eval() turns it off"
         raise ExportError(
-            f"{node.target} in {owner.rsplit('.', 1)[-1]} ({path}) stays random in eval mode",
-            "pass dropout_p=p if self.training else 0.0, so that eval() turns it off",
+            f"{target} in {owner.rsplit('.', 1)[-1]} ({path}) stays random in eval mode", way_out
         )
 
 
-def _is_quiet(node: torch.fx.Node) -> bool:
+def _is_quiet(node: torch.fx.Node, target: torch._ops.OpOverload) -> bool:
     """A dropout that is off: probability 0, or train=False."""
-    schema = node.target._schema  # type: ignore[union-attr]
+    schema = target._schema
     values = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
     for argument in schema.arguments:
         values.setdefault(argument.name, argument.default_value)
     if "dropout_p" in values:
         return bool(values["dropout_p"] == 0.0)
-    return "train" in values and (values["train"] is False or values.get("p") == 0.0)
+    return "train" in values and bool(values["train"] is False or values.get("p") == 0.0)
 
 
 def _convert(program: ExportedProgram) -> ir.Model:

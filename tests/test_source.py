@@ -127,7 +127,7 @@ def test_one_model_as_a_file_and_as_a_module_is_the_same(place: Path) -> None:
     first, second = (source.components["model"] for source in sources)
     assert [source.name for source in sources] == ["build", "build"]
     assert list(first.inputs) == list(second.inputs) == ["input"]
-    assert torch.equal(first.module.weight, second.module.weight)  # type: ignore[arg-type]
+    assert torch.equal(first.module.weight, second.module.weight)
 
 
 def test_weights_drawn_without_a_seed_are_the_same_in_every_process(place: Path) -> None:
@@ -135,7 +135,7 @@ def test_weights_drawn_without_a_seed_are_the_same_in_every_process(place: Path)
     path = source_file(place, PLAIN)
     state = torch.random.get_rng_state()
     first, second = (resolve(f"{path}:build").components["model"].module for _ in range(2))
-    assert torch.equal(first.weight, second.weight)  # type: ignore[arg-type]
+    assert torch.equal(first.weight, second.weight)
     assert torch.equal(torch.random.get_rng_state(), state)
 
 

@@ -144,10 +144,10 @@ def test_a_component_without_cases_is_no_pass(tmp_path: Path) -> None:
     folder = small_bundle(tmp_path / "b", IDENTITY)
 
     def add_component(manifest: dict[str, object]) -> None:
-        manifest["components"].append("decoder")  # type: ignore[attr-defined]
-        (target,) = manifest["targets"]  # type: ignore[misc]
-        manifest["targets"].append({**target, "component": "decoder"})  # type: ignore[attr-defined,dict-item]
-        manifest["outputs"].append({**manifest["outputs"][0], "component": "decoder"})  # type: ignore[attr-defined,index]
+        manifest["components"].append("decoder")
+        (target,) = manifest["targets"]
+        manifest["targets"].append({**target, "component": "decoder"})
+        manifest["outputs"].append({**manifest["outputs"][0], "component": "decoder"})
 
     edit_manifest(folder, add_component)
     result = verify(folder)

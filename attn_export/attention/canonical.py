@@ -39,9 +39,8 @@ def canonicalise(
     """
     result = Canonicalised()
     products_for_einsums(model)
-    for node in [node for node in model.graph if node.name in set(wanted)]:
-        if node.op_type != "Softmax":
-            continue
+    names = set(wanted)
+    for node in [n for n in model.graph if n.op_type == "Softmax" and n.name in names]:
         try:
             problem = apply(model, _build(node, parts(node)), sizes)
         except NotLowerable as reason:

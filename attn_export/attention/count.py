@@ -68,7 +68,7 @@ def others(model: ir.Model) -> list[str]:
 def _reads_a_summary(node: ir.Node) -> bool:
     """queries @ (keys^T @ values): all three computed from inputs, nothing normalised between."""
     queries, summary = node.inputs
-    if not _depends_on_input(queries, set()) or summary is None:
+    if not _depends_on_input(queries) or summary is None:
         return False
     inner = summary.producer()
     while inner is not None and inner.op_type in _SUMMARY_OPS and inner.inputs[0] is not None:
@@ -76,7 +76,7 @@ def _reads_a_summary(node: ir.Node) -> bool:
     return (
         inner is not None
         and inner.op_type == "MatMul"
-        and all(_depends_on_input(value, set()) for value in inner.inputs)
+        and all(_depends_on_input(value) for value in inner.inputs)
     )
 
 
@@ -138,15 +138,20 @@ def _through(value: ir.Value) -> ir.Node | None:
     return node
 
 
-def _depends_on_input(value: ir.Value | None, seen: set[int]) -> bool:
+def _depends_on_input(value: ir.Value | None) -> bool:
     """Whether a value is computed from a graph input (and is not a weight)."""
-    if value is None or id(value) in seen or value.is_initializer():
-        return False
-    seen.add(id(value))
-    node = value.producer()
-    if node is None:
-        return True  # a graph input, or a value of the outer graph
-    return any(_depends_on_input(source, seen) for source in node.inputs)
+    seen: set[int] = set()
+    todo = [value]
+    while todo:
+        current = todo.pop()
+        if current is None or id(current) in seen or current.is_initializer():
+            continue
+        seen.add(id(current))
+        node = current.producer()
+        if node is None:
+            return True  # a graph input, or a value of the outer graph
+        todo += node.inputs
+    return False
 
 
 def _contracted(value: ir.Value, axis: int, seen: set[tuple[int, int]]) -> Iterator[bool]:
@@ -163,13 +168,13 @@ def _contracted(value: ir.Value, axis: int, seen: set[tuple[int, int]]) -> Itera
         if node.op_type == "MatMul":
             contracted = rank - 1 if position == 0 else max(rank - 2, 0)
             if axis == contracted:
-                yield _depends_on_input(node.inputs[1 - position], set())
+                yield _depends_on_input(node.inputs[1 - position])
             elif out_rank == rank:  # a mixing of something else, such as heads
                 yield from _contracted(output, axis, seen)
         elif node.op_type == "Einsum":
             yield from _einsum_contracts(node, position, axis, seen)
         elif node.op_type == "Mul" and _summed(output, axis + (out_rank or rank) - rank):
-            yield _depends_on_input(node.inputs[1 - position], set())
+            yield _depends_on_input(node.inputs[1 - position])
         elif (moved := _follow(node, value, axis)) is not None:
             yield from _contracted(output, moved, seen)
 
@@ -188,7 +193,7 @@ def _einsum_contracts(
         return
     for i, term in enumerate(terms):
         if i != position and letter in term:
-            yield _depends_on_input(node.inputs[i], set())
+            yield _depends_on_input(node.inputs[i])
 
 
 def _summed(value: ir.Value, axis: int) -> bool:

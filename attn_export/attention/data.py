@@ -16,34 +16,9 @@ def activations(graph: ir.Graph) -> set[int]:
     return found
 
 
-def mask_sources(mask: ir.Value) -> list[ir.Value]:
-    """Where a mask is cut off for its proof.
-
-    Nowhere, where it is made of weights and sizes alone. At the integer and boolean inputs that it
-    is made from, where these are all: what they can block is what the model can block. At the mask
-    itself in every other case, which may then hold anything.
-    """
-    if not depends_on_input(mask):
-        return []
-    inputs: dict[int, ir.Value] = {}
-    seen: set[int] = set()
-    todo = [mask]
-    while todo:
-        value = todo.pop()
-        if id(value) in seen or not depends_on_input(value):
-            continue
-        seen.add(id(value))
-        node = value.producer()
-        if node is None:
-            inputs[id(value)] = value
-        elif node.op_type not in LENDERS:
-            todo += [source for source in node.inputs if source is not None]
-    discrete = all(v.dtype is not None and not v.dtype.is_floating_point() for v in inputs.values())
-    return list(inputs.values()) if discrete else [mask]
-
-
-def depends_on_input(value: ir.Value) -> bool:
-    """Whether one value is an activation."""
+def inputs_behind(value: ir.Value) -> list[ir.Value]:
+    """The graph inputs on whose numbers a value depends."""
+    inputs: list[ir.Value] = []
     seen: set[int] = set()
     todo = [value]
     while todo:
@@ -53,7 +28,24 @@ def depends_on_input(value: ir.Value) -> bool:
         seen.add(id(current))
         node = current.producer()
         if node is None:
-            return True
-        if node.op_type not in LENDERS:
+            inputs.append(current)
+        elif node.op_type not in LENDERS:
             todo += [source for source in node.inputs if source is not None]
-    return False
+    return inputs
+
+
+def depends_on_input(value: ir.Value) -> bool:
+    """Whether one value is an activation."""
+    return bool(inputs_behind(value))
+
+
+def mask_sources(mask: ir.Value) -> list[ir.Value]:
+    """Where a mask is cut off for its proof.
+
+    Nowhere, where it is made of weights and sizes alone. At the integer and boolean inputs that it
+    is made from, where these are all: what they can block is what the model can block. At the mask
+    itself in every other case, which may then hold anything.
+    """
+    inputs = inputs_behind(mask)
+    discrete = all(v.dtype is not None and not v.dtype.is_floating_point() for v in inputs)
+    return inputs if discrete else [mask]

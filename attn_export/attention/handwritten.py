@@ -21,6 +21,7 @@ from attn_export.attention.lower.rewrite import NotLowerable
 
 BLOCKING = -1e4  # a constant at or below this blocks a key: exp of it is 0 next to any real score
 PLAIN = {"Identity", "Cast", "Dropout"}
+PASSED = {*PLAIN, "Add", "Div", "Mul", "Tanh", "Where"}
 
 
 @dataclass
@@ -242,16 +243,12 @@ def _factor(node: ir.Node) -> tuple[ir.Value, float] | None:
 
 
 def _leads_to_product(value: ir.Value) -> bool:
+    """Whether scores lie behind a value: a product of two activations, past what `_Walk` passes."""
     node = value.producer()
-    while node is not None and node.op_type != "MatMul":
-        if node.op_type in PLAIN:
-            node = _input(node, 0).producer()
-        elif node.op_type in ("Add", "Where"):
-            return any(v is not None and _leads_to_product(v) for v in node.inputs)
-        elif (factor := _factor(node)) is not None:
-            tanh = factor[0].producer()
-            capped = tanh is not None and tanh.op_type == "Tanh" and tanh.inputs[0] is not None
-            node = tanh.inputs[0].producer() if tanh is not None and capped else tanh  # type: ignore[union-attr]
-        else:
-            return False
-    return node is not None and all(constant(v) is None for v in node.inputs)
+    if node is None:
+        return False
+    if node.op_type == "MatMul":
+        return all(constant(source) is None for source in node.inputs)
+    if node.op_type not in PASSED:
+        return False
+    return any(source is not None and _leads_to_product(source) for source in node.inputs)

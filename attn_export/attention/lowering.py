@@ -107,7 +107,10 @@ def _lower_site(
     choice: str,
     proved: set[tuple[object, ...]],
 ) -> Outcome:
-    dtype = site.node.inputs[0].dtype.numpy().name if site.node.inputs[0].dtype else "float32"  # type: ignore[union-attr]
+    query = site.node.inputs[0]
+    if query is None or query.dtype is None:
+        return Outcome(site, None, "refused", "the dtype of its query is unknown")
+    dtype = query.dtype.numpy().name
     reasons = []
     wanted = candidates(runtime, choice)
     # A site that no fused op takes is decomposed, since its own node may not run on the runtime.

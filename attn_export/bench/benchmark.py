@@ -19,6 +19,7 @@ from attn_export.runtimes.packages import versions
 from attn_export.runtimes.threads import cores
 
 NARROW = 0.02  # the median is known well enough when its interval is within 2 % of it
+NOISY = 0.10  # beyond it a median, and every ratio with it, is said to be uncertain
 ROUND_SECONDS = 0.25
 WARM_UP_SECONDS = 0.5
 
@@ -55,6 +56,12 @@ class Benchmark:
     def passed(self) -> bool:
         return all(not timing.failures for timing in self.timings.values())
 
+    @property
+    def noisy(self) -> dict[str, float]:
+        """Runtimes whose median is not known well, with half of its interval as a share of it."""
+        halves = {n: t.latency.half_width for n, t in self.timings.items() if t.latency}
+        return {name: half for name, half in halves.items() if half > NOISY}
+
     def ratio(self, runtime: str) -> float | None:
         """This median over the baseline's: below 1 is faster."""
         base = self.timings[self.baseline].latency if self.baseline else None
@@ -66,6 +73,7 @@ class Benchmark:
         return {
             "runtimes": {name: self._runtime(name) for name in self.timings},
             "baseline": self.baseline,
+            "noisy": self.noisy,
             "case": self.case,
             "machine": machine(self.threads),
             "versions": versions(),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 from rich.console import Console
@@ -68,7 +68,7 @@ def output_options(command: Command) -> Command:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
             return command(*args, output=Output(as_json, quiet, verbose), **kwargs)
 
-    return wrapped  # type: ignore[return-value]
+    return cast(Command, wrapped)
 
 
 def export_options(command: Command) -> Command:

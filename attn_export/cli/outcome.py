@@ -23,6 +23,8 @@ def report(outcome: Outcome, output: Output) -> None:
         console.print(line)
     if outcome.benchmark:
         console.print(tables.bench_table(outcome.benchmark))
+        for line in tables.noise_lines(outcome.benchmark):
+            console.print(line)
     for note in outcome.bundle.manifest["notes"]:
         console.print(f"Note: {note}.")
     console.print(f"Bundle: {outcome.bundle.path}")

@@ -100,9 +100,20 @@ def bench_table(result: Benchmark) -> Table:
             table.add_row(name, "not timed: parity failed", "", "", "", *rest, "", "0")
             continue
         ratio = result.ratio(name)
-        shown = "" if ratio is None else "baseline" if name == result.baseline else f"{ratio:.2f}"
+        shown = "" if ratio is None else "baseline" if name == result.baseline else f"{ratio:.2g}"
+        if shown and {name, result.baseline} & result.noisy.keys():
+            shown += " ?"
         table.add_row(
             name, f"{row.median:.3f}", f"{row.low:.3f}..{row.high:.3f}", f"{row.p90:.3f}",
             f"{row.p99:.3f}", *rest, shown, str(row.runs),
         )  # fmt: skip
     return table
+
+
+def noise_lines(result: Benchmark) -> list[str]:
+    """A sentence for each median that the machine was too busy to measure."""
+    return [
+        f"The median of {name} is only known to about {half:.0%}: something else was using this"
+        " machine, so do not rely on it or its ratio; run bench again."
+        for name, half in result.noisy.items()
+    ]

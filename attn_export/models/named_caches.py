@@ -60,5 +60,6 @@ def named_caches(model: nn.Module, inputs: Sequence[str], layers: int) -> nn.Mod
     parameters = [inspect.Parameter(name, kind) for name in (*inputs, *names)]
     self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     signature = inspect.Signature([self_parameter, *parameters])
+    # inspect.signature, and so torch.export, reads this; the type of functions does not declare it.
     NamedCaches.forward.__signature__ = signature  # type: ignore[attr-defined]
     return NamedCaches()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
 
 from attn_export.attention.count import count, others
+from attn_export.attention.data import depends_on_input
 from attn_export.attention.lowering import lower
 from attn_export.exporter import to_onnx
 from attn_export.models.spec import ExportSpec
@@ -100,3 +102,22 @@ def test_gates_over_channels_and_sampled_values_are_listed_apart() -> None:
     graph = to_onnx(ExportSpec(Gate(), {"x": torch.randn(2, 8, 4, 4)}))
     assert [entry.partition(":")[0] for entry in others(graph.model)] == ["channel", "deformable"]
     assert count(graph.model) == []
+
+
+def test_a_graph_of_thousands_of_layers_is_counted() -> None:
+    """One long chain of values: walks must not recurse once a layer."""
+    x = ir.val("x", ir.DataType.FLOAT, ir.Shape([2, 4, 4]))
+    nodes, value = [], x
+    for index in range(5000):
+        node = ir.node("Relu", [value], name=f"relu_{index}")
+        value = node.outputs[0]
+        value.shape, value.dtype = x.shape, x.dtype
+        nodes.append(node)
+    weights = ir.node("Softmax", [value], name="softmax")
+    weights.outputs[0].shape, weights.outputs[0].dtype = x.shape, x.dtype
+    product = ir.node("MatMul", [weights.outputs[0], value])
+    product.outputs[0].shape, product.outputs[0].dtype = x.shape, x.dtype
+    graph = ir.Graph([x], product.outputs, nodes=[*nodes, weights, product], opset_imports={"": 23})
+    model = ir.Model(graph, ir_version=10)
+    assert count(model) == ["softmax"]
+    assert depends_on_input(product.outputs[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -10,12 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from attn_export import benchmark
 from attn_export.bench.benchmark import Benchmark, Timing, require_parity
 from attn_export.bench.process import WorkerProcess
-from attn_export.bench.stats import summarize
+from attn_export.bench.stats import Latency, summarize
 from attn_export.build import export
+from attn_export.cli.tables import bench_table, noise_lines
 from attn_export.errors import AttnExportError, CheckFailed, RuntimeUnavailable, UsageError
 
 Start = list[str]
@@ -188,3 +191,23 @@ def test_the_worker_builds_the_same_model_again(
 def test_an_unknown_component_is_refused(digits_bundle: Path, component: str) -> None:
     with pytest.raises(UsageError, match="the bundle has no case for 'encoder'"):
         benchmark(digits_bundle, component=component)
+
+
+def test_a_median_that_the_machine_was_too_busy_for_is_said() -> None:
+    """A median of 420 in 9..431 is no figure to divide by; one of 1.00 in 0.99..1.01 is."""
+
+    def timing(low: float, median: float, high: float) -> Timing:
+        latency = Latency(median, high, high, low, high, runs=40)
+        return Timing(latency, cold_start_ms=1.0, peak_rss_mb=1.0, placement={})
+
+    busy = {"torch": timing(9.0, 420.0, 431.0), "ort-cpu": timing(0.99, 1.0, 1.01)}
+    result = Benchmark(busy, "torch", "batch=1", 2, 6.0)
+    assert result.noisy == pytest.approx({"torch": 211 / 420})
+    assert result.to_json()["noisy"] == result.noisy
+    (line,) = noise_lines(result)
+    assert line.startswith("The median of torch is only known to about 50%")
+    console = Console(width=200, file=io.StringIO())
+    console.print(bench_table(result))
+    assert "0.0024 ?" in console.file.getvalue()
+    quiet = Benchmark({"ort-cpu": busy["ort-cpu"]}, None, "batch=1", 2, 6.0)
+    assert (quiet.noisy, noise_lines(quiet)) == ({}, [])

@@ -70,6 +70,6 @@ def test_help_and_the_list_of_models_import_no_torch(cli: Cli) -> None:
 def test_a_reader_that_stops_early_is_no_error_to_print() -> None:
     """As in `attn-export models | head -1`."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([SCRIPT, "models"], text=True, **pipes) as process:  # type: ignore[call-overload]
+    with subprocess.Popen([SCRIPT, "models"], text=True, **pipes) as process:
         process.stdout.close()
         assert process.stderr.read() == ""

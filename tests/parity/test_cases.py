@@ -24,7 +24,7 @@ class Scale(nn.Module):
 
 def spec(module: nn.Module | None = None, **values: object) -> ExportSpec:
     given = {"inputs": {"x": torch.ones(2, 8)}, "outputs": ("y",), **values}
-    return ExportSpec(module=(module or Scale()).eval(), **given)  # type: ignore[arg-type]
+    return ExportSpec(module=(module or Scale()).eval(), **given)
 
 
 def test_batches_of_1_and_3_come_beside_the_examples_own() -> None:

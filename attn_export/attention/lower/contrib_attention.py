@@ -11,6 +11,7 @@ from attn_export.attention.lower.rewrite import (
     Rewrite,
     initializer,
     merged_output,
+    require_plain,
     tag,
 )
 from attn_export.attention.site import Site
@@ -27,14 +28,7 @@ def build(site: Site) -> Rewrite:
     Raises:
         NotLowerable: the site is not expressible by this op.
     """
-    if site.mask != "none":
-        raise NotLowerable(f"its {site.mask} mask is not given to com.microsoft Attention")
-    if site.kv_heads != site.heads:
-        raise NotLowerable("com.microsoft Attention has no grouped heads")
-    if site.softcap:
-        raise NotLowerable("com.microsoft Attention has no softcap")
-    if len(site.node.outputs) > 1:
-        raise NotLowerable("it returns a cache or its weights")
+    require_plain(site, "com.microsoft Attention")
     query, key, value = operands(site)
     if not query.source is key.source is value.source:
         raise NotLowerable("its query, key and value are projected from different values")

@@ -10,6 +10,7 @@ from attn_export.attention.lower.rewrite import (
     Rewrite,
     initializer,
     merged_output,
+    require_plain,
     tag,
 )
 from attn_export.attention.site import Site
@@ -26,16 +27,9 @@ def build(site: Site) -> Rewrite:
     Raises:
         NotLowerable: the site is not expressible by this op.
     """
-    if site.mask != "none":
-        raise NotLowerable(f"its {site.mask} mask is not given to MultiHeadAttention")
-    if site.kv_heads != site.heads:
-        raise NotLowerable("MultiHeadAttention has no grouped heads")
-    if site.softcap:
-        raise NotLowerable("MultiHeadAttention has no softcap")
+    require_plain(site, "MultiHeadAttention")
     if site.causal != "none" and site.query_tokens != site.key_tokens:
         raise NotLowerable("MultiHeadAttention's causal mask is wrong where S differs from T")
-    if len(site.node.outputs) > 1:
-        raise NotLowerable("it returns a cache or its weights")
     parts = dict(zip(("query", "key", "value"), operands(site), strict=True))
     old = merged_output(site)
     nodes: list[ir.Node] = []

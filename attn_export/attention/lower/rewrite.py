@@ -55,6 +55,18 @@ def tag(site: Site, node: ir.Node) -> ir.Node:
     return node
 
 
+def require_plain(site: Site, op: str) -> None:
+    """Raise NotLowerable for what neither contrib op is given yet, or does not have."""
+    if site.mask != "none":
+        raise NotLowerable(f"its {site.mask} mask is not given to {op}")
+    if site.kv_heads != site.heads:
+        raise NotLowerable(f"{op} has no grouped heads")
+    if site.softcap:
+        raise NotLowerable(f"{op} has no softcap")
+    if len(site.node.outputs) > 1:
+        raise NotLowerable("it returns a cache or its weights")
+
+
 def merged_output(site: Site) -> ir.Value:
     """The value in which the heads lie side by side again, (B, S, N * Hv).
 
