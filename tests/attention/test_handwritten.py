@@ -243,6 +243,17 @@ def test_a_guard_against_nan_in_blocked_rows_is_no_obstacle() -> None:
     assert not result[1, :, 2].any()
 
 
+def test_a_guard_that_puts_another_number_in_place_of_nan_is_refused() -> None:
+    class Guarded(nn.Module):
+        def forward(self, q: Tensor, mask: Tensor) -> Tensor:
+            weights = (q @ q.mT).masked_fill(~mask, -torch.inf).softmax(-1)
+            return torch.where(weights.isnan(), 0.25, weights) @ q
+
+    graph = exported(Guarded(), q=torch.randn(2, 2, 4, 8), mask=torch.ones(2, 1, 4, 4) > 0)
+    account = lower(graph.model, "ort-cpu", sizes_of(graph.spec))
+    assert (account.lowered, account.refused) == (0, 1)
+
+
 class Bert(m.Block):
     """A padding mask of ones and zeros, turned into the most negative number and added."""
 

@@ -120,7 +120,10 @@ def broken():
     ("factory", "sentence"),
     [
         ("raises", "raised ValueError: no weights today (failing.py line 6)"),
-        ("noisy", "stays random in eval mode; pass dropout_p=p if self.training else 0.0"),
+        (
+            "noisy",
+            "stays random in eval mode; pass training=self.training, so that eval() turns it off",
+        ),
         ("broken", "the model raised KeyError on its example inputs: 'positions'"),
     ],
 )

@@ -32,7 +32,7 @@ PRINTED = [
      {"model", "sites", "total", "recognised", "lowered", "refused", "other"}),
     (["verify", "BUNDLE"], {"cases", "runtimes", "metric", "passed", "overridden"}),
     (["bench", "BUNDLE", "--seconds", "0.2"],
-     {"runtimes", "baseline", "case", "machine", "versions"}),
+     {"runtimes", "baseline", "case", "noisy", "machine", "versions"}),
     (["report", "BUNDLE"], {"report"}),
     (["export", "printing.py:build", "-o", "a"],
      {"bundle", "targets", "notes", "verify", "bench"}),

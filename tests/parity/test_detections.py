@@ -17,6 +17,11 @@ def test_rows_of_equal_score_may_change_places() -> None:
     np.testing.assert_array_equal(align(swapped, REFERENCE, edge=0.0), REFERENCE)
 
 
+def test_one_box_with_two_classes_is_matched_by_class() -> None:
+    two = np.array([[[0, 0, 9, 9, 0.5, 1], [0, 0, 9, 9, 0.5, 2]]], np.float32)
+    np.testing.assert_array_equal(align(two[:, ::-1], two, edge=-1.0), two)
+
+
 def test_a_moved_box_stays_moved() -> None:
     moved = REFERENCE.copy()
     moved[0, 0, :4] += 0.25
