@@ -8,16 +8,20 @@ import onnx_ir as ir
 
 from attn_export.attention.lower.rewrite import Rewrite
 from attn_export.attention.prove import prove
+from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.errors import AttnExportError, one_line
 
 
 def apply(
     model: ir.Model, rewrite: Rewrite, sizes: Sequence[Mapping[str, int]], *, brief: bool = False
-) -> str:
-    """Prove and apply; returns why it was not applied, empty where it was.
+) -> None:
+    """Prove and apply.
 
     Args:
         sizes, brief: as `prove` takes them.
+
+    Raises:
+        NotLowerable: it was not applied, since it disagrees or could not be run.
     """
     graph = model.graph
     for weight in rewrite.weights:
@@ -28,19 +32,20 @@ def apply(
     graph.insert_after(anchor, rewrite.nodes)
     try:
         problem = prove(model, rewrite, sizes, brief=brief).problem
+        refusal = NotLowerable(Reason.DISAGREES, f"{rewrite.lowering} differs from it on {problem}")
     except (AttnExportError, ValueError) as error:  # ValueError: it cannot be cut out of its graph
         problem = one_line(error)
+        refusal = NotLowerable(Reason.UNPROVABLE, f"{rewrite.lowering} was not run: {problem}")
     if problem:
         graph.remove(rewrite.nodes, safe=True)
         for weight in rewrite.weights:
             graph.initializers.pop(str(weight.name))
-        return problem
+        raise refusal
     if any(node.domain == "com.microsoft" for node in rewrite.nodes):
         model.opset_imports.setdefault("com.microsoft", 1)
     name = rewrite.old.name
     ir.convenience.replace_all_uses_with(rewrite.old, rewrite.new, replace_graph_outputs=True)
     rewrite.old.name, rewrite.new.name = f"{name}_unfused", name
-    return ""
 
 
 def drop_unused_initializers(model: ir.Model) -> None:

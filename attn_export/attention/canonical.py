@@ -14,8 +14,9 @@ from attn_export.attention.data import depends_on_input, mask_sources
 from attn_export.attention.einsum import products_for_einsums
 from attn_export.attention.handwritten import Parts, parts
 from attn_export.attention.lower.mask import kernel_mask
-from attn_export.attention.lower.rewrite import NotLowerable, Rewrite, initializer
+from attn_export.attention.lower.rewrite import Rewrite, initializer
 from attn_export.attention.metadata import MODULE, ORIGIN
+from attn_export.attention.reasons import NotLowerable, Reason
 
 NAME = "ai.onnx.Attention"
 
@@ -25,7 +26,7 @@ class Canonicalised:
     """What `canonicalise` did, by the names of the softmax nodes."""
 
     replaced: set[str] = field(default_factory=set)
-    refused: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, NotLowerable] = field(default_factory=dict)
 
 
 def canonicalise(
@@ -42,13 +43,9 @@ def canonicalise(
     names = set(wanted)
     for node in [n for n in model.graph if n.op_type == "Softmax" and n.name in names]:
         try:
-            problem = apply(model, _build(node, parts(node)), sizes)
+            apply(model, _build(node, parts(node)), sizes)
         except NotLowerable as reason:
-            problem = str(reason)
-        else:
-            problem = problem and f"standard Attention disagrees with it on {problem}"
-        if problem:
-            result.refused[str(node.name)] = problem
+            result.refused[str(node.name)] = reason
         else:
             result.replaced.add(str(node.name))
     if result.replaced:
@@ -97,7 +94,7 @@ class _Builder:
 
 def _rank(value: ir.Value) -> int:
     if value.shape is None:
-        raise NotLowerable(f"the rank of '{value.name}' is unknown")
+        raise NotLowerable(Reason.UNKNOWN_SHAPE, f"the rank of '{value.name}' is unknown")
     return len(value.shape)
 
 
@@ -106,7 +103,9 @@ def _build(softmax: ir.Node, found: Parts) -> Rewrite:
     b = _Builder(softmax)
     rank = _rank(found.query)
     if not 2 <= rank <= 4 or _rank(found.key) != rank or _rank(found.value) != rank:
-        raise NotLowerable("its queries, keys and values are not of one rank from 2 to 4")
+        raise NotLowerable(
+            Reason.LAYOUT, "its queries, keys and values are not of one rank from 2 to 4"
+        )
     key, mask = b.ordered(found.key, found.key_perm), found.mask
     value = b.ordered(found.value, found.value_perm)
     new_axes = {2: [0, 1], 3: [1], 4: []}[rank]
@@ -114,7 +113,9 @@ def _build(softmax: ir.Node, found: Parts) -> Rewrite:
         b.unsqueeze(v, new_axes) if new_axes else v for v in (found.query, key, value)
     )
     if _sizes(query)[:2] != _sizes(key)[:2] or _sizes(key)[:2] != _sizes(value)[:2]:
-        raise NotLowerable("its queries, keys and values broadcast over batch or heads")
+        raise NotLowerable(
+            Reason.LAYOUT, "its queries, keys and values broadcast over batch or heads"
+        )
     if mask is not None and found.inverted:
         mask = b.op("Not", [mask], mask.shape, mask)
     if mask is not None and rank == 3 and _rank(mask) == 3:

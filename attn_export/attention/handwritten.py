@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from attn_export.attention.layout import constant
-from attn_export.attention.lower.rewrite import NotLowerable
+from attn_export.attention.reasons import NotLowerable, Reason
 
 BLOCKING = -1e4  # a constant at or below this blocks a key: exp of it is 0 next to any real score
 PLAIN = {"Identity", "Cast", "Dropout"}
@@ -59,7 +59,7 @@ def parts(softmax: ir.Node) -> Parts:
     weights = softmax.outputs[0]
     rank = 0 if weights.shape is None else len(weights.shape)
     if softmax.attributes.get_int("axis", -1) not in (-1, rank - 1):
-        raise NotLowerable("its softmax is not over the last axis")
+        raise NotLowerable(Reason.NOT_EXPRESSIBLE, "its softmax is not over the last axis")
     product, flipped = _weighted(weights)
     value, value_perm = _untransposed(_input(product, 0 if flipped else 1), flipped)
     walk = _Walk()
@@ -83,7 +83,7 @@ def parts(softmax: ir.Node) -> Parts:
 def _input(node: ir.Node, index: int) -> ir.Value:
     value = node.inputs[index]
     if value is None:
-        raise NotLowerable(f"{node.op_type} lacks an input")
+        raise NotLowerable(Reason.UNKNOWN_SHAPE, f"{node.op_type} lacks an input")
     return value
 
 
@@ -93,7 +93,7 @@ def _weighted(weights: ir.Value) -> tuple[ir.Node, bool]:
     if guarded is not None:
         return _weighted(guarded)
     if len(weights.uses()) != 1 or weights.is_graph_output():
-        raise NotLowerable("its weights are used elsewhere")
+        raise NotLowerable(Reason.WEIGHTS_USED, "its weights are used elsewhere")
     ((node, position),) = weights.uses()
     if node.op_type in PLAIN and _same_type(node):
         return _weighted(node.outputs[0])
@@ -103,7 +103,9 @@ def _weighted(weights: ir.Value) -> tuple[ir.Node, bool]:
         uses = list(node.outputs[0].uses())
         if len(uses) == 1 and uses[0].node.op_type == "MatMul" and uses[0].idx == 1:
             return uses[0].node, True
-    raise NotLowerable(f"its weights go through {node.op_type} before they meet the values")
+    raise NotLowerable(
+        Reason.NOT_EXPRESSIBLE, f"its weights go through {node.op_type} before they meet the values"
+    )
 
 
 def _nan_guard(weights: ir.Value) -> ir.Value | None:
@@ -127,7 +129,7 @@ def _swaps_last_two(node: ir.Node) -> bool:
 def _untransposed(value: ir.Value, flipped: bool) -> tuple[ir.Value, tuple[int, ...]]:
     """A value whose last two axes are swapped if `flipped`: its base and the order of its axes."""
     if value.shape is None:
-        raise NotLowerable(f"the rank of '{value.name}' is unknown")
+        raise NotLowerable(Reason.UNKNOWN_SHAPE, f"the rank of '{value.name}' is unknown")
     perm = list(range(len(value.shape)))
     if not flipped:
         return value, tuple(perm)
@@ -160,7 +162,7 @@ class _Walk:
         """Query and transposed key of the product that `value` comes from."""
         node = value.producer()
         if node is None:
-            raise NotLowerable("its scores are an input")
+            raise NotLowerable(Reason.NOT_EXPRESSIBLE, "its scores are an input")
         if node.op_type == "MatMul":
             return _input(node, 0), _input(node, 1)
         if node.op_type in PLAIN and _same_type(node):
@@ -171,7 +173,7 @@ class _Walk:
             return self._where(node)
         if node.op_type in ("Mul", "Div"):
             return self._multiply(node)
-        raise NotLowerable(f"its scores go through {node.op_type}")
+        raise NotLowerable(Reason.NOT_EXPRESSIBLE, f"its scores go through {node.op_type}")
 
     def scaled(self, value: ir.Value) -> ir.Value:
         """Take a constant factor off a query or key."""
@@ -189,9 +191,9 @@ class _Walk:
 
     def _set_mask(self, mask: ir.Value, inverted: bool = False) -> None:
         if self.mask is not None:
-            raise NotLowerable("it has two masks")
+            raise NotLowerable(Reason.MASK, "it has two masks")
         if self.scale != 1.0 or self.softcap:
-            raise NotLowerable("its mask is scaled or capped with the scores")
+            raise NotLowerable(Reason.MASK, "its mask is scaled or capped with the scores")
         self.mask, self.inverted = mask, inverted
 
     def _add(self, node: ir.Node) -> tuple[ir.Value, ir.Value]:
@@ -199,7 +201,9 @@ class _Walk:
             if _leads_to_product(_input(node, index)):
                 self._set_mask(_input(node, 1 - index))
                 return self.up(_input(node, index))
-        raise NotLowerable("its scores are a sum without a product of queries and keys")
+        raise NotLowerable(
+            Reason.NOT_EXPRESSIBLE, "its scores are a sum without a product of queries and keys"
+        )
 
     def _where(self, node: ir.Node) -> tuple[ir.Value, ir.Value]:
         for index, inverted in ((1, False), (2, True)):
@@ -207,12 +211,12 @@ class _Walk:
             if blocked is not None and blocked <= BLOCKING:
                 self._set_mask(_input(node, 0), inverted)
                 return self.up(_input(node, index))
-        raise NotLowerable("its scores go through a Where that blocks nothing")
+        raise NotLowerable(Reason.MASK, "its scores go through a Where that blocks nothing")
 
     def _multiply(self, node: ir.Node) -> tuple[ir.Value, ir.Value]:
         factor = _factor(node)
         if factor is None:
-            raise NotLowerable("its scores are multiplied by a value")
+            raise NotLowerable(Reason.NOT_EXPRESSIBLE, "its scores are multiplied by a value")
         value, number = factor
         tanh = value.producer()
         if tanh is not None and tanh.op_type == "Tanh":
@@ -224,7 +228,7 @@ class _Walk:
         node = capped.producer()
         factor = None if node is None else _factor(node)
         if self.scale != 1.0 or self.softcap or factor is None:
-            raise NotLowerable("its scores go through Tanh")
+            raise NotLowerable(Reason.NOT_EXPRESSIBLE, "its scores go through Tanh")
         self.softcap = cap
         self.scale = cap * factor[1]  # tanh(x * f) = tanh(x * f * c / c)
         return self.up(factor[0])

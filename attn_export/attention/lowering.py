@@ -18,7 +18,8 @@ from attn_export.attention.lower import (
     multi_head_attention,
     standard,
 )
-from attn_export.attention.lower.rewrite import NotLowerable, Rewrite
+from attn_export.attention.lower.rewrite import Rewrite
+from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Account, Outcome, Site, Status
 from attn_export.attention.sizes import evaluate
 from attn_export.capability import PREFERENCE, why_not
@@ -66,8 +67,9 @@ def lower(
     if outcomes:
         RemoveUnusedNodesPass()(model)
         drop_unused_initializers(model)
-    missed = {name: canonical.refused.get(name, "not recognised") for name in counted}
-    unrecognised = tuple((name, why) for name, why in missed.items() if name not in known)
+    unseen = NotLowerable(Reason.NOT_RECOGNISED, "it is counted, but the finder does not take it")
+    missed = {name: canonical.refused.get(name, unseen) for name in counted if name not in known}
+    unrecognised = tuple((name, why.reason, str(why)) for name, why in missed.items())
     return Account(tuple(outcomes), len(counted), unrecognised, other)
 
 
@@ -109,28 +111,24 @@ def _lower_site(
 ) -> Outcome:
     query = site.node.inputs[0]
     if query is None or query.dtype is None:
-        return Outcome(site, None, "refused", "the dtype of its query is unknown")
+        unknown = NotLowerable(Reason.UNKNOWN_SHAPE, "the dtype of its query is unknown")
+        return Outcome(site, None, "refused", (unknown,))
     dtype = query.dtype.numpy().name
-    reasons = []
+    reasons: list[NotLowerable] = []
     wanted = candidates(runtime, choice)
     # A site that no fused op takes is decomposed, since its own node may not run on the runtime.
     for op in dict.fromkeys([*wanted, decomposed.NAME]):
-        if op != decomposed.NAME and (reason := why_not(op, runtime, version, dtype)):
+        signature = (op, *site.signature)
+        try:
+            if op != decomposed.NAME and (missing := why_not(op, runtime, version, dtype)):
+                raise NotLowerable(Reason.NO_KERNEL, missing)
+            apply(model, BUILDERS[op](site), sizes, brief=signature in proved)
+        except NotLowerable as reason:
             reasons.append(reason)
             continue
-        try:
-            rewrite = BUILDERS[op](site)
-        except NotLowerable as reason:
-            reasons.append(str(reason))
-            continue
-        signature = (op, *site.signature)
-        problem = apply(model, rewrite, sizes, brief=signature in proved)
-        if not problem:
-            proved.add(signature)
-            status: Status = "lowered"
-            if op == decomposed.NAME:
-                status = "decomposed-by-choice" if op in wanted else "refused"
-            why = "--lowering decomposed" if status == "decomposed-by-choice" else ""
-            return Outcome(site, op, status, "; ".join(dict.fromkeys(reasons)) or why, "run")
-        reasons.append(f"{op} disagrees with the unfused site on {problem}")
-    return Outcome(site, None, "refused", "; ".join(dict.fromkeys(reasons)))
+        proved.add(signature)
+        status: Status = "lowered"
+        if op == decomposed.NAME:
+            status = "decomposed-by-choice" if op in wanted else "refused"
+        return Outcome(site, op, status, tuple(reasons), "run")
+    return Outcome(site, None, "refused", tuple(reasons))

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import onnx_ir as ir
 
+from attn_export.attention.reasons import NotLowerable, Reason
+
 Size = int | str
 Mask = Literal["none", "bool", "additive", "lengths"]
 Causal = Literal["none", "upper-left", "lower-right", "unknown"]
@@ -66,7 +68,7 @@ class Outcome:
         lowering: "com.microsoft.X", "ai.onnx.Attention" or "decomposed"; None where the site stays
             as it was.
         status: "refused" where no fused op took it, also if it could be decomposed.
-        reason: why it was refused, or why a faster form was not taken.
+        reasons: why each op that was preferred did not take it, the most general op last.
         proved: "run" on the target's runtime, "stand-in" on another, "rule" by argument, "no".
         blocked_rows: what a query gets whose mask allows no key, compared with PyTorch.
         example_tokens: S and T at the example's sizes; None where they are not known.
@@ -75,17 +77,32 @@ class Outcome:
     site: Site
     lowering: str | None
     status: Status
-    reason: str = ""
+    reasons: tuple[NotLowerable, ...] = ()
     proved: Proved = "no"
     blocked_rows: BlockedRows = "same"
     example_tokens: tuple[int, int] | None = None
 
+    @property
+    def reason(self) -> str:
+        """In words; why it was refused, or why a faster form was not taken."""
+        if self.status == "decomposed-by-choice" and not self.reasons:
+            return "--lowering decomposed"
+        return "; ".join(dict.fromkeys(map(str, self.reasons)))
+
+    @property
+    def code(self) -> Reason | None:
+        """Why the most general op did not take it, for a site that is refused."""
+        return self.reasons[-1].reason if self.status == "refused" and self.reasons else None
+
     def to_json(self) -> dict[str, Any]:
         """The object that `inspect --json` prints for a site."""
         site = {key: value for key, value in vars(self.site).items() if key != "node"}
-        outcome = {key: value for key, value in vars(self).items() if key != "site"}
+        outcome = {
+            key: value for key, value in vars(self).items() if key not in ("site", "reasons")
+        }
         pairs = self.example_tokens[0] * self.example_tokens[1] if self.example_tokens else None
-        return {**site, **outcome, "query_key_pairs": pairs}
+        said = {"reason": self.reason, "code": self.code, "query_key_pairs": pairs}
+        return {**site, **outcome, **said}
 
 
 @dataclass(frozen=True)
@@ -93,13 +110,14 @@ class Account:
     """Every site of a graph: `total` is counted by a module that shares nothing with the finder.
 
     Attributes:
-        unrecognised: (node name, reason) of each that the counter saw and the finder did not take.
+        unrecognised: (node name, reason's code, in words) of each that the counter saw and the
+            finder did not take.
         other: linear, deformable and channel attention, which no softmax gives away.
     """
 
     outcomes: tuple[Outcome, ...]
     total: int
-    unrecognised: tuple[tuple[str, str], ...] = ()
+    unrecognised: tuple[tuple[str, Reason, str], ...] = ()
     other: tuple[str, ...] = ()
 
     @property
@@ -114,8 +132,8 @@ class Account:
         """The `inspect --json` object without its "model"."""
         missed = [
             {"name": name, "kind": None, "lowering": None, "status": "refused",
-             "reason": reason, "proved": "no"}
-            for name, reason in self.unrecognised
+             "reason": why, "code": code, "proved": "no"}
+            for name, code, why in self.unrecognised
         ]  # fmt: skip
         return {
             "sites": [outcome.to_json() for outcome in self.outcomes] + missed,

@@ -144,7 +144,7 @@ def test_a_mask_that_may_block_a_whole_query_with_minus_infinity_is_refused() ->
     graph = exported(Masked(), q=torch.randn(2, 2, 4, 8), mask=torch.ones(2, 1, 4, 4) > 0)
     account = lower(graph.model, "ort-cpu", sizes_of(graph.spec))
     assert (account.lowered, account.refused) == (0, 1)
-    assert "0.0 against nan" in account.unrecognised[0][1]
+    assert "0.0 against nan" in account.unrecognised[0][2]
 
 
 @pytest.mark.parametrize("shape", [(5, 8), (2, 5, 8)])
@@ -185,9 +185,9 @@ class ScaledMask(m.Block):
 
 
 @pytest.mark.parametrize(("module", "reason"), [
-    (ReturnsWeights, "its weights are used elsewhere"),
-    (TalkingHeads, "its scores go through Conv"),
-    (ScaledMask, "its mask is scaled or capped with the scores"),
+    (ReturnsWeights, "weights-used: its weights are used elsewhere"),
+    (TalkingHeads, "not-expressible: its scores go through Conv"),
+    (ScaledMask, "mask: its mask is scaled or capped with the scores"),
 ])  # fmt: skip
 def test_what_standard_attention_cannot_express_is_refused_with_the_reason(
     module: type[nn.Module], reason: str
@@ -196,7 +196,7 @@ def test_what_standard_attention_cannot_express_is_refused_with_the_reason(
     graph = to_onnx(ExportSpec(model, {"x": torch.randn(2, 5, m.D)}))
     account = lower(graph.model, "ort-cpu", sizes_of(graph.spec))
     assert (account.total, account.lowered, account.refused) == (1, 0, 1)
-    assert account.unrecognised[0][1] == reason
+    assert account.unrecognised[0][2] == reason
 
 
 def test_values_weighed_from_the_right_are_found() -> None:

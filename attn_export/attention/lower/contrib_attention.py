@@ -7,13 +7,13 @@ import onnx_ir as ir
 
 from attn_export.attention.lower.operands import operands
 from attn_export.attention.lower.rewrite import (
-    NotLowerable,
     Rewrite,
     initializer,
     merged_output,
     require_plain,
     tag,
 )
+from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Site
 
 NAME = "com.microsoft.Attention"
@@ -31,7 +31,9 @@ def build(site: Site) -> Rewrite:
     require_plain(site, "com.microsoft Attention")
     query, key, value = operands(site)
     if not query.source is key.source is value.source:
-        raise NotLowerable("its query, key and value are projected from different values")
+        raise NotLowerable(
+            Reason.PROJECTION, "its query, key and value are projected from different values"
+        )
     old = merged_output(site)
     weight = initializer(
         f"{site.name}/qkv.weight", np.concatenate([query.weight, key.weight, value.weight], axis=1)

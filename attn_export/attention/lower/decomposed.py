@@ -7,7 +7,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from attn_export.attention.lower.mask import boundary
-from attn_export.attention.lower.rewrite import NotLowerable, Rewrite, initializer, tag
+from attn_export.attention.lower.rewrite import Rewrite, initializer, tag
+from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Site
 
 NAME = "decomposed"
@@ -43,18 +44,18 @@ def build(site: Site) -> Rewrite:
     """
     query, key, value = site.node.inputs[:3]
     if query is None or key is None or value is None:
-        raise NotLowerable("it lacks an input")
+        raise NotLowerable(Reason.UNKNOWN_SHAPE, "it lacks an input")
     if query.shape is None or len(query.shape) != 4:
-        raise NotLowerable("its inputs are not (batch, heads, tokens, head size)")
+        raise NotLowerable(Reason.LAYOUT, "its inputs are not (batch, heads, tokens, head size)")
     if site.heads != site.kv_heads:
-        raise NotLowerable("grouped heads are not decomposed")
+        raise NotLowerable(Reason.HEADS, "grouped heads are not decomposed")
     if site.causal != "none":
-        raise NotLowerable("a causal flag is not decomposed")
+        raise NotLowerable(Reason.CAUSAL, "a causal flag is not decomposed")
     if len(site.node.outputs) > 1:
-        raise NotLowerable("it returns a cache or its weights")
+        raise NotLowerable(Reason.CACHE, "it returns a cache or its weights")
     dtype = query.dtype
     if dtype is None:
-        raise NotLowerable("its dtype is unknown")
+        raise NotLowerable(Reason.UNKNOWN_SHAPE, "its dtype is unknown")
     b = _Builder(site)
     mask = site.node.inputs[3] if len(site.node.inputs) > 3 else None
     scale = b.constant("scale", np.array(site.scale, dtype=dtype.numpy()))

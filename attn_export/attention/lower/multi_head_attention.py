@@ -6,13 +6,13 @@ import onnx_ir as ir
 
 from attn_export.attention.lower.operands import Operand, operands
 from attn_export.attention.lower.rewrite import (
-    NotLowerable,
     Rewrite,
     initializer,
     merged_output,
     require_plain,
     tag,
 )
+from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Site
 
 NAME = "com.microsoft.MultiHeadAttention"
@@ -29,7 +29,9 @@ def build(site: Site) -> Rewrite:
     """
     require_plain(site, "MultiHeadAttention")
     if site.causal != "none" and site.query_tokens != site.key_tokens:
-        raise NotLowerable("MultiHeadAttention's causal mask is wrong where S differs from T")
+        raise NotLowerable(
+            Reason.CAUSAL, "MultiHeadAttention's causal mask is wrong where S differs from T"
+        )
     parts = dict(zip(("query", "key", "value"), operands(site), strict=True))
     old = merged_output(site)
     nodes: list[ir.Node] = []

@@ -9,8 +9,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from attn_export.attention.layout import trace
-from attn_export.attention.lower.rewrite import NotLowerable
 from attn_export.attention.projection import projection
+from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Site
 
 
@@ -44,13 +44,18 @@ def operands(site: Site) -> tuple[Operand, Operand, Operand]:
 def _operand(site: Site, role: str, index: int) -> Operand:
     value = site.node.inputs[index]
     if value is None:
-        raise NotLowerable(f"it has no {role}")
+        raise NotLowerable(Reason.UNKNOWN_SHAPE, f"it has no {role}")
     view = trace(value)
     found = projection(view.root)
     if found is None:
-        raise NotLowerable(f"its {role} is not a linear projection with constant weights")
+        raise NotLowerable(
+            Reason.PROJECTION, f"its {role} is not a linear projection with constant weights"
+        )
     if len(view.offset) != 3:
-        raise NotLowerable(f"its {role} is projected from a value that is not (batch, tokens, D)")
+        raise NotLowerable(
+            Reason.PROJECTION,
+            f"its {role} is projected from a value that is not (batch, tokens, D)",
+        )
     heads = site.heads if role == "query" else site.kv_heads
     if len(view.axes) == 4:
         batch, head, tokens, element = range(4)
@@ -60,8 +65,10 @@ def _operand(site: Site, role: str, index: int) -> Operand:
         order = (element,)
     columns = view.indices(order, 2)
     if not view.covers(batch, 0) or not view.covers(tokens, 1) or columns is None:
-        raise NotLowerable(f"its {role} mixes tokens or batch rows of the projection")
+        raise NotLowerable(
+            Reason.LAYOUT, f"its {role} mixes tokens or batch rows of the projection"
+        )
     flat = columns.reshape(-1)
     if flat.size % heads:
-        raise NotLowerable(f"its {role} does not split into {heads} heads")
+        raise NotLowerable(Reason.HEADS, f"its {role} does not split into {heads} heads")
     return Operand(found.source, found.weight[:, flat], found.bias[flat])

@@ -10,11 +10,8 @@ from numpy.typing import NDArray
 
 from attn_export.attention.layout import View, identity, trace
 from attn_export.attention.metadata import MODULE, ORIGIN, SITE
+from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Site
-
-
-class NotLowerable(Exception):
-    """This op cannot take this site; the message is the reason that is listed."""
 
 
 @dataclass
@@ -58,13 +55,13 @@ def tag(site: Site, node: ir.Node) -> ir.Node:
 def require_plain(site: Site, op: str) -> None:
     """Raise NotLowerable for what neither contrib op is given yet, or does not have."""
     if site.mask != "none":
-        raise NotLowerable(f"its {site.mask} mask is not given to {op}")
+        raise NotLowerable(Reason.MASK, f"its {site.mask} mask is not given to {op}")
     if site.kv_heads != site.heads:
-        raise NotLowerable(f"{op} has no grouped heads")
+        raise NotLowerable(Reason.HEADS, f"{op} has no grouped heads")
     if site.softcap:
-        raise NotLowerable(f"{op} has no softcap")
+        raise NotLowerable(Reason.SOFTCAP, f"{op} has no softcap")
     if len(site.node.outputs) > 1:
-        raise NotLowerable("it returns a cache or its weights")
+        raise NotLowerable(Reason.CACHE, "it returns a cache or its weights")
 
 
 def merged_output(site: Site) -> ir.Value:
@@ -91,5 +88,7 @@ def merged_output(site: Site) -> ir.Value:
         if view.same_as(wanted):
             found = value
     if found is None:
-        raise NotLowerable("its heads are not merged into (batch, tokens, heads * head size)")
+        raise NotLowerable(
+            Reason.LAYOUT, "its heads are not merged into (batch, tokens, heads * head size)"
+        )
     return found

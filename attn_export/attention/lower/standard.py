@@ -5,7 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from attn_export.attention.lower.mask import boundary, kernel_mask
-from attn_export.attention.lower.rewrite import NotLowerable, Rewrite, tag
+from attn_export.attention.lower.rewrite import Rewrite, tag
+from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Site
 
 NAME = "ai.onnx.Attention"
@@ -20,7 +21,7 @@ def build(site: Site) -> Rewrite:
         NotLowerable: the site has a window, which this op lacks.
     """
     if site.window is not None:
-        raise NotLowerable("ai.onnx Attention has no window")
+        raise NotLowerable(Reason.WINDOW, "ai.onnx Attention has no window")
     old = site.node.outputs[0]
     inputs = list(site.node.inputs)
     nodes: list[ir.Node] = []
