@@ -91,7 +91,8 @@ def test_a_site_has_the_documented_fields(cli: Cli, digits_bundle: Path) -> None
         "name": "blocks.0.attn", "kind": "self", "heads": 4, "kv_heads": 4, "head_size": 16,
         "v_head_size": 16, "query_tokens": 17, "key_tokens": 17, "mask": "none", "causal": "none",
         "window": None, "scale": 0.25, "softcap": 0.0, "blocked_rows": "same",
-        "lowering": "com.microsoft.Attention", "status": "lowered", "reason": "", "code": None, "proved": "run",
+        "lowering": "com.microsoft.Attention", "status": "lowered", "reason": "", "code": None,
+        "proved": "run",
         "example_tokens": [17, 17], "query_key_pairs": 289,
     }  # fmt: skip
 
