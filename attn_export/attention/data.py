@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 import onnx_ir as ir
 
 LENDERS = ("Shape", "Size")  # what they read lends its size, not its numbers
@@ -49,3 +51,46 @@ def mask_sources(mask: ir.Value) -> list[ir.Value]:
     inputs = inputs_behind(mask)
     discrete = all(v.dtype is not None and not v.dtype.is_floating_point() for v in inputs)
     return inputs if discrete else [mask]
+
+
+def cut_sources(values: Sequence[ir.Value]) -> list[ir.Value]:
+    """Where values that act on one attention together are cut off: as `mask_sources`, jointly.
+
+    A mask and a guard that are made from one value are cut at that value, lest they be drawn apart.
+    """
+    apart = [value for value in values if mask_sources(value) == [value]]
+    found = [source for value in values for source in mask_sources(value)]
+    meeting = _meeting(apart) if len(apart) > 1 else []
+    if meeting:
+        found = [v for v in found if all(v is not value for value in apart)] + meeting
+    return list({id(value): value for value in found}.values())
+
+
+def _meeting(values: Sequence[ir.Value]) -> list[ir.Value]:
+    """The last values that all of these are made from, if they are made from nothing else."""
+    behind = [_ancestors(value) for value in values]
+    shared = set(behind[0]).intersection(*behind[1:])
+    last = {
+        key: behind[0][key]
+        for key in shared
+        if not any(id(out) in shared for use in behind[0][key].uses() for out in use.node.outputs)
+    }
+    for value in values:
+        if any(source.producer() is None for source in _ancestors(value, stop=last).values()):
+            return []
+    return list(last.values())
+
+
+def _ancestors(value: ir.Value, stop: Collection[int] = ()) -> dict[int, ir.Value]:
+    """The value and what it depends on, by identity; nothing at or behind `stop`."""
+    found: dict[int, ir.Value] = {}
+    todo = [value]
+    while todo:
+        current = todo.pop()
+        if id(current) in found or id(current) in stop or not depends_on_input(current):
+            continue
+        found[id(current)] = current
+        node = current.producer()
+        if node is not None and node.op_type not in LENDERS:
+            todo += [source for source in node.inputs if source is not None]
+    return found

@@ -102,6 +102,13 @@ def trace(value: ir.Value, root: ir.Value | None = None) -> View:
     return identity(value) if moved is None else moved
 
 
+def step(view: View, node: ir.Node) -> View | None:
+    """The view of what a layout node makes of a value that is `view`; None if it is none."""
+    if node.op_type not in _STEPS or node.domain not in ("", "ai.onnx"):
+        return None
+    return _STEPS[node.op_type](view, node, node.outputs[0])
+
+
 def regroup(view: View, target: tuple[Size, ...]) -> View | None:
     """The view with its elements, in order, in the shape `target`."""
     rest = [atom for axis in view.axes for atom in axis]

@@ -134,17 +134,21 @@ def test_masks_made_of_weights_and_sizes_are_proved_as_they_are(
         np.testing.assert_allclose(run(graph.model, x=x), model(x).detach(), atol=5e-6)
 
 
-def test_a_mask_that_may_block_a_whole_query_with_minus_infinity_is_refused() -> None:
-    """PyTorch's softmax gives NaN there and standard Attention 0: not the same answer."""
+def test_a_query_that_a_mask_of_minus_infinity_blocks_keeps_its_nan() -> None:
+    """PyTorch's softmax gives NaN there and standard Attention 0."""
 
     class Masked(nn.Module):
         def forward(self, q: Tensor, mask: Tensor) -> Tensor:
             return (q @ q.mT).masked_fill(~mask, -torch.inf).softmax(-1) @ q
 
-    graph = exported(Masked(), q=torch.randn(2, 2, 4, 8), mask=torch.ones(2, 1, 4, 4) > 0)
+    q, mask = torch.randn(2, 2, 4, 8), torch.ones(2, 1, 4, 4) > 0
+    graph = exported(Masked(), q=q, mask=mask)
     account = lower(graph.model, "ort-cpu", sizes_of(graph.spec))
-    assert (account.lowered, account.refused) == (0, 1)
-    assert "0.0 against nan" in account.unrecognised[0][2]
+    assert (account.lowered, account.refused) == (1, 0)
+    mask[1, 0, 2] = False
+    result = run(graph.model, q=q, mask=mask)
+    assert np.isnan(result[1, :, 2]).all()
+    np.testing.assert_allclose(result, Masked()(q, mask), atol=3e-6)
 
 
 @pytest.mark.parametrize("shape", [(5, 8), (2, 5, 8)])
@@ -177,17 +181,26 @@ class TalkingHeads(m.Block):
         return self.proj(m.merge_heads(self.talk(q @ k.mT).softmax(-1) @ v))
 
 
-class ScaledMask(m.Block):
+class CappedMask(m.Block):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (m.split_heads(part) for part in self.qkv(x).chunk(3, dim=2))
         bias = x.mean(2)[:, None, None]
-        return self.proj(m.merge_heads(((q @ k.mT + bias) * S).softmax(-1) @ v))
+        return self.proj(m.merge_heads((torch.tanh((q @ k.mT + bias) / 5) * 5).softmax(-1) @ v))
+
+
+class Sinks(m.Block):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (m.split_heads(part) for part in self.qkv(x).chunk(3, dim=2))
+        scores = torch.cat([q @ k.mT, torch.zeros_like(q[..., :1])], -1)
+        return self.proj(m.merge_heads(scores.softmax(-1)[..., :-1] @ v))
 
 
 @pytest.mark.parametrize(("module", "reason"), [
-    (ReturnsWeights, "weights-used: its weights are used elsewhere"),
-    (TalkingHeads, "not-expressible: its scores go through Conv"),
-    (ScaledMask, "mask: its mask is scaled or capped with the scores"),
+    (ReturnsWeights, "weights-used: its weights are returned"),
+    (TalkingHeads, "not-expressible: its scores go through Conv (its heads are mixed)"),
+    (CappedMask, "mask: its mask is capped with the scores"),
+    (Sinks, "not-expressible: its weights go through Slice (more keys, such as a sink,"
+     " than there are values)"),
 ])  # fmt: skip
 def test_what_standard_attention_cannot_express_is_refused_with_the_reason(
     module: type[nn.Module], reason: str

@@ -1,0 +1,1 @@
+"""Attention written by hand: a softmax between two products, whatever stands between them."""
