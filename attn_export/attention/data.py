@@ -18,6 +18,38 @@ def activations(graph: ir.Graph) -> set[int]:
     return found
 
 
+def one_source(query: ir.Value, key: ir.Value, data: set[int]) -> bool:
+    """Whether queries and keys are made from one value, as in self-attention.
+
+    Args:
+        data: what `activations` gives.
+    """
+    return bool(_sources(query, data) & _sources(key, data))
+
+
+def _sources(value: ir.Value, data: set[int]) -> set[int]:
+    """The values that this one is computed from without attending to anything.
+
+    Self-attention takes queries and keys from one such value, also where positions were added or
+    multiplied in, or where keys were cached; cross-attention does not. The walk goes through
+    layout, weights, norms, elementwise sums and products, and ends where values meet otherwise.
+    """
+    found: set[int] = set()
+    todo = [value]
+    while todo:
+        current = todo.pop()
+        if id(current) in found:
+            continue
+        found.add(id(current))
+        node = current.producer()
+        if node is None:
+            continue
+        sources = [v for v in node.inputs if v is not None and id(v) in data]
+        if len(sources) == 1 or node.op_type in ("Add", "Concat", "Mul", "Sub"):
+            todo.extend(sources)
+    return found
+
+
 def inputs_behind(value: ir.Value) -> list[ir.Value]:
     """The graph inputs on whose numbers a value depends."""
     inputs: list[ir.Value] = []

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import onnx_ir as ir
 
-from attn_export.attention.data import activations
+from attn_export.attention.data import activations, one_source
 from attn_export.attention.metadata import MODULE
 from attn_export.attention.site import Mask, Site, Size
+from attn_export.attention.written.describe import describe
+from attn_export.attention.written.softmaxes import softmax
 
 
-def find(model: ir.Model) -> list[Site]:
-    """The sites of the main graph in its order: each standard Attention node is one."""
-    nodes = [node for node in model.graph if is_attention(node)]
+def find(model: ir.Model, refused: Collection[str] = ()) -> list[Site]:
+    """The sites of the main graph in its order: each standard Attention node is one.
+
+    Args:
+        refused: names of the nodes that end a softmax which could not be made one.
+    """
+    nodes = [node for node in model.graph if is_attention(node) or node.name in refused]
     names, data = _names(nodes), activations(model.graph)
     return [_site(node, name, data) for node, name in zip(nodes, names, strict=True)]
 
@@ -34,6 +41,9 @@ def _names(nodes: list[ir.Node]) -> list[str]:
 
 
 def _site(node: ir.Node, name: str, data: set[int]) -> Site:
+    written = softmax(node)
+    if written is not None:
+        return describe(written, name, data)
     query, key, value = node.inputs[:3]
     if query is None or key is None or value is None:
         raise ValueError(f"Attention node '{name}' lacks an input")
@@ -43,11 +53,10 @@ def _site(node: ir.Node, name: str, data: set[int]) -> Site:
     packed = _rank(query) == 3
     head_size = _size(query, -1) // (heads if packed else 1)
     causal = node.attributes.get_int("is_causal", 0)
-    one_source = bool(_ancestors(query, data) & _ancestors(key, data))
     return Site(
         name=name,
         node=node,
-        kind="causal" if causal else "self" if one_source else "cross",
+        kind="causal" if causal else "self" if one_source(query, key, data) else "cross",
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
@@ -59,29 +68,6 @@ def _site(node: ir.Node, name: str, data: set[int]) -> Site:
         scale=node.attributes.get_float("scale", 0.0) or 1 / math.sqrt(head_size),
         softcap=node.attributes.get_float("softcap", 0.0),
     )
-
-
-def _ancestors(value: ir.Value, data: set[int]) -> set[int]:
-    """The values that this one is computed from without attending to anything.
-
-    Self-attention takes queries and keys from one such value, also where positions were added or
-    multiplied in, or where keys were cached; cross-attention does not. The walk goes through
-    layout, weights, norms, elementwise sums and products, and ends where values meet otherwise.
-    """
-    found: set[int] = set()
-    todo = [value]
-    while todo:
-        current = todo.pop()
-        if id(current) in found:
-            continue
-        found.add(id(current))
-        node = current.producer()
-        if node is None:
-            continue
-        sources = [v for v in node.inputs if v is not None and id(v) in data]
-        if len(sources) == 1 or node.op_type in ("Add", "Concat", "Mul", "Sub"):
-            todo.extend(sources)
-    return found
 
 
 def _rank(value: ir.Value) -> int:

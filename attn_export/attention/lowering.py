@@ -55,21 +55,26 @@ def lower(
     counted, other = count(model), tuple(others(model))
     known = {str(node.name) for node in model.graph if is_attention(node)}
     canonical = canonicalise(model, counted, sizes)
-    known |= canonical.replaced
-    sites = find(model)
+    known |= canonical.replaced | set(canonical.refused)
+    sites = find(model, canonical.refused)
     version = onnxruntime_owner()[1]
     proved: set[tuple[object, ...]] = set()
     outcomes = []
     for index, site in enumerate(sites):
         progress(f"proving {site.name} ({index + 1} of {len(sites)})")
-        outcome = _lower_site(model, site, runtime, version, sizes, choice, proved)
+        refusal = canonical.refused.get(str(site.node.name))
+        if refusal is None:
+            outcome = _lower_site(model, site, runtime, version, sizes, choice, proved)
+        else:
+            outcome = Outcome(site, None, "refused", (refusal,))
         outcomes.append(replace(outcome, example_tokens=_tokens(site, sizes)))
     if outcomes:
         RemoveUnusedNodesPass()(model)
         drop_unused_initializers(model)
     unseen = NotLowerable(Reason.NOT_RECOGNISED, "it is counted, but the finder does not take it")
-    missed = {name: canonical.refused.get(name, unseen) for name in counted if name not in known}
-    unrecognised = tuple((name, why.reason, str(why)) for name, why in missed.items())
+    unrecognised = tuple(
+        (name, unseen.reason, str(unseen)) for name in counted if name not in known
+    )
     return Account(tuple(outcomes), len(counted), unrecognised, other)
 
 

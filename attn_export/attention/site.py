@@ -25,8 +25,11 @@ class Site:
     specification, opset 23) takes them; its 3-D form is read as the same.
 
     Attributes:
-        node: the standard Attention node in the canonical graph.
+        node: the standard Attention node in the canonical graph; for a softmax that could not be
+            made one, the node that ends it.
         kind: "self", "cross" or "causal"; self and causal project Q, K and V from one value.
+            "additive" where the scores are no product of queries and keys.
+        head_size, v_head_size: H and Hv; None for a softmax that no op takes and that hides it.
         query_tokens, key_tokens: S and T; a symbolic size is a string.
         scale: the factor on Q K^T; 1 / sqrt(H) where the node has none.
     """
@@ -36,8 +39,8 @@ class Site:
     kind: str
     heads: int
     kv_heads: int
-    head_size: int
-    v_head_size: int
+    head_size: int | None
+    v_head_size: int | None
     query_tokens: Size
     key_tokens: Size
     mask: Mask

@@ -209,7 +209,7 @@ def test_what_standard_attention_cannot_express_is_refused_with_the_reason(
     graph = to_onnx(ExportSpec(model, {"x": torch.randn(2, 5, m.D)}))
     account = lower(graph.model, "ort-cpu", sizes_of(graph.spec))
     assert (account.total, account.lowered, account.refused) == (1, 0, 1)
-    assert account.unrecognised[0][2] == reason
+    assert (len(account.outcomes), account.outcomes[0].reason) == (1, reason)
 
 
 def test_values_weighed_from_the_right_are_found() -> None:
