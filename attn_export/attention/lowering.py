@@ -12,6 +12,7 @@ from attn_export.attention.apply import apply, drop_unused_initializers
 from attn_export.attention.canonical import canonicalise
 from attn_export.attention.count import count, others
 from attn_export.attention.find import find, is_attention
+from attn_export.attention.form import form_of
 from attn_export.attention.lower import (
     contrib_attention,
     decomposed,
@@ -22,9 +23,9 @@ from attn_export.attention.lower.rewrite import Rewrite
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Account, Outcome, Site, Status
 from attn_export.attention.sizes import evaluate
-from attn_export.capability import PREFERENCE, why_not
+from attn_export.capability import Form, preference, why_not
 from attn_export.errors import UsageError
-from attn_export.runtimes.packages import onnxruntime_owner
+from attn_export.runtimes.packages import onnxruntime_owner, runtime_version
 
 Progress = Callable[[str], None]
 BUILDERS: dict[str, Callable[[Site], Rewrite]] = {
@@ -57,7 +58,8 @@ def lower(
     canonical = canonicalise(model, counted, sizes)
     known |= canonical.replaced | set(canonical.refused)
     sites = find(model, canonical.refused)
-    version = onnxruntime_owner()[1]
+    onnxruntime_owner()  # proofs run on it, whatever the graph is for
+    version, _ = runtime_version(runtime)
     proved: set[tuple[object, ...]] = set()
     outcomes = []
     for index, site in enumerate(sites):
@@ -87,13 +89,13 @@ def _tokens(site: Site, sizes: Sequence[Mapping[str, int]]) -> tuple[int, int] |
     return found[0], found[1]
 
 
-def candidates(runtime: str, choice: str) -> tuple[str, ...]:
+def candidates(runtime: str, choice: str, form: Form) -> tuple[str, ...]:
     """The ops to try, the preferred one first.
 
     Raises:
         UsageError: an unknown choice.
     """
-    preferred = PREFERENCE[runtime]
+    preferred = tuple(op for op in preference(runtime, form).ops if op in BUILDERS)
     if choice == "auto":
         return preferred
     if choice == "contrib":
@@ -114,19 +116,18 @@ def _lower_site(
     choice: str,
     proved: set[tuple[object, ...]],
 ) -> Outcome:
-    query = site.node.inputs[0]
-    if query is None or query.dtype is None:
-        unknown = NotLowerable(Reason.UNKNOWN_SHAPE, "the dtype of its query is unknown")
+    opset = model.opset_imports.get("", 23)
+    try:
+        wanted = candidates(runtime, choice, form_of(site, "", opset))
+    except NotLowerable as unknown:
         return Outcome(site, None, "refused", (unknown,))
-    dtype = query.dtype.numpy().name
     reasons: list[NotLowerable] = []
-    wanted = candidates(runtime, choice)
     # A site that no fused op takes is decomposed, since its own node may not run on the runtime.
     for op in dict.fromkeys([*wanted, decomposed.NAME]):
         signature = (op, *site.signature)
         try:
-            if op != decomposed.NAME and (missing := why_not(op, runtime, version, dtype)):
-                raise NotLowerable(Reason.NO_KERNEL, missing)
+            if refusal := why_not(op, runtime, version, form_of(site, op, opset)):
+                raise NotLowerable(Reason(refusal.code), str(refusal))
             apply(model, BUILDERS[op](site), sizes, brief=signature in proved)
         except NotLowerable as reason:
             reasons.append(reason)

@@ -29,7 +29,8 @@ class Site:
             made one, the node that ends it.
         kind: "self", "cross" or "causal"; self and causal project Q, K and V from one value.
             "additive" where the scores are no product of queries and keys.
-        head_size, v_head_size: H and Hv; None for a softmax that no op takes and that hides it.
+        head_size, v_head_size: H and Hv; 0 for a softmax that no op takes and that hides it,
+            null in JSON.
         query_tokens, key_tokens: S and T; a symbolic size is a string.
         scale: the factor on Q K^T; 1 / sqrt(H) where the node has none.
     """
@@ -39,8 +40,8 @@ class Site:
     kind: str
     heads: int
     kv_heads: int
-    head_size: int | None
-    v_head_size: int | None
+    head_size: int
+    v_head_size: int
     query_tokens: Size
     key_tokens: Size
     mask: Mask

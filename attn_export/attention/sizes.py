@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -16,9 +17,10 @@ Size = int | Expression
 @cache
 def size_of(text: str) -> Size:
     """A symbolic size as an expression; symbols are positive integers."""
+    # Every name is a symbol, also S, N and E, which mean something to sympy; Max( is a function.
     words = {
         word: sympy.Symbol(word, integer=True, positive=True)
-        for word in map(str, sympy.sympify(text).free_symbols)
+        for word in re.findall(r"[A-Za-z_]\w*\b(?!\s*\()", text)
     }
     return plain(sympy.sympify(text, locals=words))
 

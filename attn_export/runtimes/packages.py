@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 from importlib import metadata
 
+from attn_export.capability import TARGETS
 from attn_export.errors import RuntimeUnavailable
 
 OWNERS = (
@@ -29,6 +30,18 @@ def version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def runtime_version(runtime: str) -> tuple[str, bool]:
+    """The version that decides what a runtime can do, and whether it is only assumed.
+
+    Installed here, or else the one that production pins.
+    """
+    target = next(target for target in TARGETS.values() if target.runtime == runtime)
+    for package in target.packages:
+        if found := version(package):
+            return found, False
+    return target.pinned, True
 
 
 def versions() -> dict[str, str]:

@@ -16,7 +16,7 @@ from attn_export.attention.written.weighing import weighing
 
 
 def describe(found: Softmax, name: str, data: set[int]) -> Site:
-    """The site as far as it can be read; a size that cannot is None."""
+    """The site as far as it can be read; a head size that cannot is 0."""
     weights = sizes(found.weights)
     rank = len(weights)
     keys, queries = found.axis, rank - 2 if found.axis == rank - 1 else rank - 1
@@ -51,19 +51,19 @@ def _way(found: Softmax) -> Way | tuple[None, list[Step]]:
         return None, []
 
 
-def _value_size(found: Softmax) -> int | None:
+def _value_size(found: Softmax) -> int:
     try:
         weighed = weighing(found.weights)
     except NotLowerable:
-        return None
+        return 0
     shape = sizes(weighed.product.outputs[0])
     size = shape[-1] if weighed.position == 0 else shape[-2]
-    return size if isinstance(size, int) else None
+    return size if isinstance(size, int) else 0
 
 
-def _last(value: ir.Value | None) -> int | None:
+def _last(value: ir.Value | None) -> int:
     size = value.shape[-1] if value is not None and value.shape is not None else None
-    return size if isinstance(size, int) else None
+    return size if isinstance(size, int) else 0
 
 
 def _said(size: object) -> Size:

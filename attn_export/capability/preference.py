@@ -1,0 +1,113 @@
+"""Which of the ops that are allowed is tried first, so that the fast kernels can run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attn_export.capability.form import Form
+from attn_export.capability.kernels import (
+    CONTRIB_ATTENTION,
+    CPU,
+    CUDA,
+    DECOMPOSED,
+    GROUP_QUERY_ATTENTION,
+    MULTI_HEAD_ATTENTION,
+    OPENVINO,
+    STANDARD_ATTENTION,
+    TENSORRT,
+)
+
+MEASURED_CPU = "ViT-tiny of 197 tokens measured on 2 CPU cores with ONNX Runtime 1.31.1"
+CUDA_SOURCES = "read in ONNX Runtime's CUDA sources"
+
+
+@dataclass(frozen=True)
+class Preference:
+    """An order of ops for the forms that have some features.
+
+    Attributes:
+        when: features of `form.FEATURES` that must all hold.
+        ops: the preferred one first.
+        why: a clause about the first op.
+    """
+
+    runtime: str
+    when: tuple[str, ...]
+    ops: tuple[str, ...]
+    why: str
+    source: str
+
+
+PACKED_FIRST = (
+    CONTRIB_ATTENTION, MULTI_HEAD_ATTENTION, GROUP_QUERY_ATTENTION, STANDARD_ATTENTION
+)  # fmt: skip
+
+PREFERENCES = (
+    Preference(CPU, (), PACKED_FIRST, "projections and attention in one node are fastest",
+               MEASURED_CPU),
+    Preference(
+        CUDA, ("cache",),
+        (GROUP_QUERY_ATTENTION, MULTI_HEAD_ATTENTION, STANDARD_ATTENTION, CONTRIB_ATTENTION),
+        "its cache is extended in place, the standard op copies it at each step", CUDA_SOURCES),
+    Preference(
+        CUDA, ("dense mask",),
+        (STANDARD_ATTENTION, MULTI_HEAD_ATTENTION, CONTRIB_ATTENTION, GROUP_QUERY_ATTENTION),
+        "a dense mask leaves memory-efficient attention, which needs T % 4 == 0 in the standard op"
+        " and S % 8 or S % 16 == 0 in the others", CUDA_SOURCES),
+    Preference(CUDA, (), PACKED_FIRST,
+               "every op reaches Flash Attention without a mask, and one product projects all",
+               CUDA_SOURCES),
+    Preference(TENSORRT, (), (DECOMPOSED,),
+               "TensorRT fuses products and softmax itself, scale on Q, mask of 4 axes",
+               "NVIDIA/TensorRT-RTX #26: both forms became _gemm_mha_v2"),
+    Preference(OPENVINO, (), (STANDARD_ATTENTION, MULTI_HEAD_ATTENTION, CONTRIB_ATTENTION),
+               "it is OpenVINO's own scaled dot-product attention", "run on OpenVINO 2026.4.1"),
+)  # fmt: skip
+"""For each runtime the most special first; the first whose features hold decides."""
+
+
+def preference(runtime: str, form: Form) -> Preference:
+    """The order in which ops are tried."""
+    return next(
+        row
+        for row in PREFERENCES
+        if row.runtime == runtime and all(form.has(feature) for feature in row.when)
+    )
+
+
+@dataclass(frozen=True)
+class FastKernel:
+    """A kernel of CUDA that an op reaches if nothing stands in its way.
+
+    Attributes:
+        blockers: features of which none may hold.
+    """
+
+    name: str
+    ops: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    blockers: tuple[str, ...]
+    source: str
+
+
+FUSED = (STANDARD_ATTENTION, MULTI_HEAD_ATTENTION, CONTRIB_ATTENTION, GROUP_QUERY_ATTENTION)
+FAST_KERNELS = (
+    FastKernel(
+        "Flash Attention", FUSED, ("float16", "bfloat16"),
+        ("dense mask", "head size no multiple of 8", "head size above 256",
+         "values of another head size", "weights read"), CUDA_SOURCES),
+    FastKernel(
+        "memory-efficient attention", FUSED, ("float32", "float16", "bfloat16"),
+        ("head size no multiple of 8", "weights read"), CUDA_SOURCES),
+)  # fmt: skip
+
+
+def fast_kernels(op: str, form: Form) -> list[str]:
+    """The fast CUDA kernels that `op` may reach with this form; which one runs, the GPU decides."""
+    return [
+        kernel.name
+        for kernel in FAST_KERNELS
+        if op in kernel.ops
+        and form.dtype in kernel.dtypes
+        and not any(form.has(feature) for feature in kernel.blockers)
+    ]
