@@ -174,9 +174,18 @@ def _contracted(value: ir.Value, axis: int, seen: set[tuple[int, int]]) -> Itera
         elif node.op_type == "Einsum":
             yield from _einsum_contracts(node, position, axis, seen)
         elif node.op_type == "Mul" and _summed(output, axis + (out_rank or rank) - rank):
-            yield _depends_on_input(node.inputs[1 - position])
+            other = node.inputs[1 - position]
+            yield _depends_on_input(other) and not _is_sampled(other)
         elif (moved := _follow(node, value, axis)) is not None:
             yield from _contracted(output, moved, seen)
+
+
+def _is_sampled(value: ir.Value | None) -> bool:
+    """Values taken from a map at computed places: deformable attention, which is listed apart."""
+    node = value.producer() if value is not None else None
+    while node is not None and node.op_type in ("Concat", "Reshape", "Transpose", "Unsqueeze"):
+        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+    return node is not None and node.op_type == "GridSample"
 
 
 def _einsum_contracts(

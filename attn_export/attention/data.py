@@ -7,6 +7,12 @@ from collections.abc import Collection, Sequence
 import onnx_ir as ir
 
 LENDERS = ("Shape", "Size")  # what they read lends its size, not its numbers
+BLOCKING = -1e4
+"""A constant at or below this blocks a key: exp of it is 0 next to any real score."""
+CARRIERS = {
+    "Add", "Cast", "CastLike", "Concat", "Div", "Expand", "Gather", "Identity", "Max", "Min", "Mul",
+    "Neg", "Reshape", "Slice", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where",
+}  # fmt: skip
 
 
 def activations(graph: ir.Graph) -> set[int]:
@@ -83,6 +89,33 @@ def mask_sources(mask: ir.Value) -> list[ir.Value]:
     inputs = inputs_behind(mask)
     discrete = all(v.dtype is not None and not v.dtype.is_floating_point() for v in inputs)
     return inputs if discrete else [mask]
+
+
+def may_block(bias: ir.Value) -> bool:
+    """Whether a bias may hold -inf or the most negative number, as a mask does.
+
+    Products, norms and tables of weights give ordinary numbers; what an input brings along, or a
+    large negative constant, comes through sums, choices and layout alone.
+    """
+    seen: set[int] = set()
+    todo = [bias]
+    while todo:
+        value = todo.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        node = value.producer()
+        tensor = ir.convenience.get_const_tensor(value)
+        if tensor is not None:
+            if value.dtype is not None and value.dtype.is_floating_point():
+                numbers = tensor.numpy()
+                if numbers.size and float(numbers.min()) <= BLOCKING:
+                    return True
+        elif node is None:
+            return True
+        elif node.op_type in CARRIERS:
+            todo += [source for source in node.inputs if source is not None]
+    return False
 
 
 def cut_sources(values: Sequence[ir.Value]) -> list[ir.Value]:

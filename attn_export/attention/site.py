@@ -104,6 +104,8 @@ class Outcome:
         outcome = {
             key: value for key, value in vars(self).items() if key not in ("site", "reasons")
         }
+        for size in ("head_size", "v_head_size"):
+            site[size] = site[size] or None
         pairs = self.example_tokens[0] * self.example_tokens[1] if self.example_tokens else None
         said = {"reason": self.reason, "code": self.code, "query_key_pairs": pairs}
         return {**site, **outcome, **said}

@@ -11,12 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.attention.data import depends_on_input
+from attn_export.attention.data import BLOCKING, depends_on_input
 from attn_export.attention.layout import constant
 from attn_export.attention.reasons import NotLowerable, Reason
-
-BLOCKING = -1e4
-"""A constant at or below this blocks a key: exp of it is 0 next to any real score."""
 
 PLAIN = {"Identity", "Cast", "Dropout"}
 LAYOUT = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"}
