@@ -23,12 +23,12 @@ def apply(
     Raises:
         NotLowerable: it was not applied, since it disagrees or could not be run.
     """
-    graph = model.graph
+    anchor = rewrite.old.producer()
+    if anchor is None or not isinstance(anchor.graph, ir.Graph):
+        raise ValueError(f"'{rewrite.old.name}' is not computed in the graph")
+    graph = anchor.graph  # the main graph, or the body of an If, a Loop or a Scan
     for weight in rewrite.weights:
         graph.register_initializer(weight)
-    anchor = rewrite.old.producer()
-    if anchor is None:
-        raise ValueError(f"'{rewrite.old.name}' is not computed in the graph")
     graph.insert_after(anchor, rewrite.nodes)
     try:
         problem = prove(model, rewrite, sizes, brief=brief).problem
@@ -50,6 +50,7 @@ def apply(
 
 def drop_unused_initializers(model: ir.Model) -> None:
     """Forget weights that no node reads any more."""
-    for name, value in list(model.graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output():
-            del model.graph.initializers[name]
+    for graph in model.graphs():
+        for name, value in list(graph.initializers.items()):
+            if not value.uses() and not value.is_graph_output():
+                del graph.initializers[name]

@@ -26,7 +26,7 @@ class Canonicalised:
 def canonicalise(
     model: ir.Model, wanted: Sequence[str], sizes: Sequence[Mapping[str, int]]
 ) -> Canonicalised:
-    """Replace hand-written attention in the main graph by standard Attention nodes.
+    """Replace hand-written attention by standard Attention nodes, in every graph of the model.
 
     Args:
         wanted: names of the nodes that end a softmax which weighs values.
@@ -35,7 +35,7 @@ def canonicalise(
     result = Canonicalised()
     products_for_einsums(model)
     names = set(wanted)
-    for node in [n for n in model.graph if n.name in names]:
+    for node in [n for n in model.graph.all_nodes() if n.name in names]:
         found = softmax(node)
         if found is None:
             continue

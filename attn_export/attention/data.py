@@ -16,12 +16,28 @@ CARRIERS = {
 
 
 def activations(graph: ir.Graph) -> set[int]:
-    """Identities of the values in the main graph that depend on the numbers of an input."""
+    """Identities of the values, in subgraphs too, that depend on the numbers of an input."""
     found = {id(value) for value in graph.inputs}
-    for node in graph:
-        if node.op_type not in LENDERS and any(id(value) in found for value in node.inputs):
+    for node in graph.all_nodes():
+        bodies = subgraphs(node)
+        found |= {id(value) for body in bodies for value in body.inputs}
+        read = any(id(value) in found for value in node.inputs)
+        if bodies or (read and node.op_type not in LENDERS):
             found |= {id(value) for value in node.outputs}
     return found
+
+
+def subgraphs(node: ir.Node) -> list[ir.Graph]:
+    """The bodies of an If, a Loop or a Scan."""
+    return [
+        graph
+        for attribute in node.attributes.values()
+        for graph in (
+            [attribute.value]
+            if attribute.type == ir.AttributeType.GRAPH
+            else attribute.value if attribute.type == ir.AttributeType.GRAPHS else []
+        )
+    ]  # fmt: skip
 
 
 def one_source(query: ir.Value, key: ir.Value, data: set[int]) -> bool:
@@ -57,7 +73,7 @@ def _sources(value: ir.Value, data: set[int]) -> set[int]:
 
 
 def inputs_behind(value: ir.Value) -> list[ir.Value]:
-    """The graph inputs on whose numbers a value depends."""
+    """The graph inputs, and the results of control flow, on whose numbers a value depends."""
     inputs: list[ir.Value] = []
     seen: set[int] = set()
     todo = [value]
@@ -67,7 +83,7 @@ def inputs_behind(value: ir.Value) -> list[ir.Value]:
             continue
         seen.add(id(current))
         node = current.producer()
-        if node is None:
+        if node is None or subgraphs(node):  # what a body reads is not seen from outside
             inputs.append(current)
         elif node.op_type not in LENDERS:
             todo += [source for source in node.inputs if source is not None]

@@ -8,21 +8,27 @@ from attn_export.attention.metadata import MODULE, ORIGIN
 
 
 def products_for_einsums(model: ir.Model) -> None:
-    """Replace, in the main graph, each einsum that is one batched matrix product.
+    """Replace each einsum that is one batched matrix product.
 
     Of its letters one is summed over, one stands in the left operand and the output, one in the
     right operand and the output, and all others in all three. Other einsums stay.
     """
-    for node in list(model.graph):
+    for node in list(model.graph.all_nodes()):
         if node.op_type == "Einsum" and node.domain in ("", "ai.onnx") and len(node.inputs) == 2:
-            _replace(model.graph, node)
+            _replace(node)
 
 
-def _replace(graph: ir.Graph, node: ir.Node) -> None:
+def _replace(node: ir.Node) -> None:
+    graph = node.graph
     equation = node.attributes["equation"].as_string().replace(" ", "")
     left, right, out = equation.replace("->", ",").split(",") if "->" in equation else ("", "", "")
     letters = {*left, *right, *out}
-    if not letters or "." in letters or any(len(set(t)) != len(t) for t in (left, right, out)):
+    if (
+        graph is None
+        or not letters
+        or "." in letters
+        or any(len(set(t)) != len(t) for t in (left, right, out))
+    ):
         return
     batch = [letter for letter in out if letter in left and letter in right]
     rows = [letter for letter in left if letter in out and letter not in right]

@@ -15,12 +15,12 @@ from attn_export.attention.written.softmaxes import softmax
 
 
 def find(model: ir.Model, refused: Collection[str] = ()) -> list[Site]:
-    """The sites of the main graph in its order: each standard Attention node is one.
+    """The sites in the order of the graph: each standard Attention node is one.
 
     Args:
         refused: names of the nodes that end a softmax which could not be made one.
     """
-    nodes = [node for node in model.graph if is_attention(node) or node.name in refused]
+    nodes = [n for n in model.graph.all_nodes() if is_attention(n) or n.name in refused]
     names, data = _names(nodes), activations(model.graph)
     return [_site(node, name, data) for node, name in zip(nodes, names, strict=True)]
 

@@ -54,7 +54,7 @@ def lower(
         RuntimeUnavailable: no onnxruntime to prove on.
     """
     counted, other = count(model), tuple(others(model))
-    known = {str(node.name) for node in model.graph if is_attention(node)}
+    known = {str(node.name) for node in model.graph.all_nodes() if is_attention(node)}
     canonical = canonicalise(model, counted, sizes)
     known |= canonical.replaced | set(canonical.refused)
     sites = find(model, canonical.refused)

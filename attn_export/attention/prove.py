@@ -95,7 +95,9 @@ def _shape_sources(rewrite: Rewrite) -> list[ir.Value]:
 
 
 def _cut(model: ir.Model, inputs: Sequence[ir.Value], output: ir.Value) -> onnx.ModelProto:
-    graph = ir.convenience.extract(model.graph, list(inputs), [output])
+    producer = output.producer()
+    scope = producer.graph if producer is not None and producer.graph is not None else model.graph
+    graph = ir.convenience.extract(scope, list(inputs), [output])
     graph.outputs[0].name = "result"
     for index, value in enumerate(graph.inputs):
         value.name = f"input_{index}"
