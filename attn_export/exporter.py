@@ -15,9 +15,11 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from attn_export.errors import ExportError, one_line
+from attn_export.export_workarounds import around, translations
 from attn_export.graph_names import clean_metadata, name_sizes, name_values
 from attn_export.models.spec import Axis, ExportSpec
-from attn_export.signature import default_dynamic, output_names
+from attn_export.outputs import named_tensors
+from attn_export.signature import default_dynamic
 
 OPSET = 23  # the standard Attention op; ONNX Runtime and TensorRT run 23, and 25 de-fuses it
 
@@ -130,7 +132,9 @@ def exporter_state() -> Iterator[None]:
 
 def _names(spec: ExportSpec) -> tuple[str, ...]:
     try:
-        names = output_names(spec.module(**spec.inputs))
+        names = [name for name, _ in named_tensors(spec.module(**spec.inputs))]
+    except ExportError:
+        raise
     except Exception as error:
         raise ExportError(
             f"the model raised {type(error).__name__} on its example inputs: {one_line(error)}",
@@ -153,9 +157,10 @@ def _trace(spec: ExportSpec) -> ExportedProgram:
         for name in spec.inputs
     }
     try:
-        return torch.export.export(
-            spec.module, (), kwargs=dict(spec.inputs), dynamic_shapes=shapes, strict=False
-        )
+        with around(spec.module):
+            return torch.export.export(
+                spec.module, (), kwargs=dict(spec.inputs), dynamic_shapes=shapes, strict=False
+            )
     except Exception as error:
         reason = _reason(error)
         excluded = re.search(r"!= (\d+)$", reason)  # a size at which forward takes another path
@@ -217,7 +222,13 @@ def _is_quiet(node: torch.fx.Node, target: torch._ops.OpOverload) -> bool:
 
 def _convert(program: ExportedProgram) -> ir.Model:
     try:
-        converted = torch.onnx.export(program, opset_version=OPSET, dynamo=True, verbose=False)
+        converted = torch.onnx.export(
+            program,
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+            custom_translation_table=translations(),
+        )
     except Exception as error:
         cause = error.__cause__ or error
         reason = f"{type(cause).__name__}: {one_line(cause)}"
