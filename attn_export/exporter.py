@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from attn_export.errors import ExportError, one_line
+from attn_export.export_repairs import repair
 from attn_export.export_workarounds import around, translations
 from attn_export.graph_names import clean_metadata, name_sizes, name_values
 from attn_export.models.spec import Axis, ExportSpec
@@ -57,18 +58,19 @@ def to_onnx(spec: ExportSpec) -> Graph:
     with exporter_state():
         spec = replace(spec, outputs=spec.outputs or _names(spec))
         try:
-            program = _trace(spec)
+            program = trace(spec)
         except ExportError as error:
             if dynamic == declared:
                 raise
             spec = replace(spec, dynamic=declared)
-            program = _trace(spec)
+            program = trace(spec)
             notes.append(
                 f"the batch is fixed at {_batch(spec.inputs)}, since it could not be made dynamic"
                 f" ({error.observed})"
             )
         refuse_randomness(program)
         model = _convert(program)
+    repair(model)
     name_values(model, spec)
     name_sizes(model, spec)
     clean_metadata(model)
@@ -117,17 +119,19 @@ def exporter_state() -> Iterator[None]:
     Everything is restored, also after an exception.
     """
     fastpath = torch.backends.mha.get_fastpath_enabled()
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    levels = [logger.level for logger in loggers]
     try:
         torch.backends.mha.set_fastpath_enabled(False)
-        logger.setLevel(logging.ERROR)
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _names(spec: ExportSpec) -> tuple[str, ...]:
@@ -146,7 +150,7 @@ def _names(spec: ExportSpec) -> tuple[str, ...]:
     return tuple(f"{name}_out" if name in clashes else name for name in names)
 
 
-def _trace(spec: ExportSpec) -> ExportedProgram:
+def trace(spec: ExportSpec) -> ExportedProgram:
     dims = {
         axis.name: Dim(axis.name, min=axis.min, max=axis.max)
         for axes in spec.dynamic.values()

@@ -30,8 +30,8 @@ class CausalStep(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor, past: Past) -> tuple[Tensor, Past]:
-        result = self.model(input_ids, past_key_values=as_cache(past), use_cache=True)
-        return result.logits, as_past(result.past_key_values)
+        result = self.model(input_ids, cache=as_cache(past), use_cache=True)
+        return result.logits, as_past(result.cache)
 
 
 class DecoderStep(nn.Module):
@@ -46,10 +46,10 @@ class DecoderStep(nn.Module):
         result = self.decoder(
             input_ids=input_ids,
             encoder_hidden_states=encoder,
-            past_key_values=caches,
+            cache=caches,
             use_cache=True,
         )
-        own = result.past_key_values.self_attention_cache
+        own = result.cache.self_attention_cache
         return result.last_hidden_state, as_past(own)
 
 
