@@ -2,7 +2,7 @@
 
 Each gets its best chance: the program that `torch.export` traced with this project's workarounds,
 at the opset that the tool's documentation uses, and for onnxruntime.transformers also the
-TorchScript export for which it was written, with the number of heads and the width that it asks for.
+TorchScript export for which it was written, with the number of heads and the width it asks for.
 """
 
 from __future__ import annotations

@@ -28,6 +28,12 @@ FACTORIES: dict[str, Callable[[], Made]] = {
     for attention in entry.attentions
 }
 
+MODEL_TYPES = {
+    factory_name(name, attention): entry.model_type
+    for name, entry in CATALOGUE.items()
+    for attention in entry.attentions
+}
+
 
 def __getattr__(name: str) -> Callable[[], Made]:
     try:
