@@ -15,9 +15,12 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from attn_export.errors import ExportError, one_line
+from attn_export.export_repairs import repair
+from attn_export.export_workarounds import around, translations
 from attn_export.graph_names import clean_metadata, name_sizes, name_values
 from attn_export.models.spec import Axis, ExportSpec
-from attn_export.signature import default_dynamic, output_names
+from attn_export.outputs import named_tensors
+from attn_export.signature import default_dynamic
 
 OPSET = 23  # the standard Attention op; ONNX Runtime and TensorRT run 23, and 25 de-fuses it
 
@@ -55,18 +58,19 @@ def to_onnx(spec: ExportSpec) -> Graph:
     with exporter_state():
         spec = replace(spec, outputs=spec.outputs or _names(spec))
         try:
-            program = _trace(spec)
+            program = trace(spec)
         except ExportError as error:
             if dynamic == declared:
                 raise
             spec = replace(spec, dynamic=declared)
-            program = _trace(spec)
+            program = trace(spec)
             notes.append(
                 f"the batch is fixed at {_batch(spec.inputs)}, since it could not be made dynamic"
                 f" ({error.observed})"
             )
         refuse_randomness(program)
         model = _convert(program)
+    repair(model)
     name_values(model, spec)
     name_sizes(model, spec)
     clean_metadata(model)
@@ -115,22 +119,26 @@ def exporter_state() -> Iterator[None]:
     Everything is restored, also after an exception.
     """
     fastpath = torch.backends.mha.get_fastpath_enabled()
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    levels = [logger.level for logger in loggers]
     try:
         torch.backends.mha.set_fastpath_enabled(False)
-        logger.setLevel(logging.ERROR)
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _names(spec: ExportSpec) -> tuple[str, ...]:
     try:
-        names = output_names(spec.module(**spec.inputs))
+        names = [name for name, _ in named_tensors(spec.module(**spec.inputs))]
+    except ExportError:
+        raise
     except Exception as error:
         raise ExportError(
             f"the model raised {type(error).__name__} on its example inputs: {one_line(error)}",
@@ -142,7 +150,7 @@ def _names(spec: ExportSpec) -> tuple[str, ...]:
     return tuple(f"{name}_out" if name in clashes else name for name in names)
 
 
-def _trace(spec: ExportSpec) -> ExportedProgram:
+def trace(spec: ExportSpec) -> ExportedProgram:
     dims = {
         axis.name: Dim(axis.name, min=axis.min, max=axis.max)
         for axes in spec.dynamic.values()
@@ -153,9 +161,10 @@ def _trace(spec: ExportSpec) -> ExportedProgram:
         for name in spec.inputs
     }
     try:
-        return torch.export.export(
-            spec.module, (), kwargs=dict(spec.inputs), dynamic_shapes=shapes, strict=False
-        )
+        with around(spec.module):
+            return torch.export.export(
+                spec.module, (), kwargs=dict(spec.inputs), dynamic_shapes=shapes, strict=False
+            )
     except Exception as error:
         reason = _reason(error)
         excluded = re.search(r"!= (\d+)$", reason)  # a size at which forward takes another path
@@ -217,7 +226,13 @@ def _is_quiet(node: torch.fx.Node, target: torch._ops.OpOverload) -> bool:
 
 def _convert(program: ExportedProgram) -> ir.Model:
     try:
-        converted = torch.onnx.export(program, opset_version=OPSET, dynamo=True, verbose=False)
+        converted = torch.onnx.export(
+            program,
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+            custom_translation_table=translations(),
+        )
     except Exception as error:
         cause = error.__cause__ or error
         reason = f"{type(cause).__name__}: {one_line(cause)}"

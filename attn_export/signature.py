@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from attn_export.errors import ExportError, UsageError, one_line
 from attn_export.models.spec import Axis, ExportSpec
@@ -193,15 +192,3 @@ def parse_dynamic(option: str) -> tuple[str, int, Axis]:
     axis = int(match[2])
     name = match[3] or ("batch" if axis == 0 else f"{match[1]}_{axis}")
     return match[1], axis, Axis(name, int(match[4]), int(match[5]))
-
-
-def output_names(result: Any) -> list[str]:
-    """A name for each tensor that `forward` returned, in the order of the exporter."""
-    names = []
-    leaves, _ = pytree.tree_flatten_with_path(result)
-    for path, leaf in leaves:
-        if isinstance(leaf, Tensor):
-            keys = [str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path]
-            text = "_".join(keys) or "output"
-            names.append(f"output_{text}" if text[0].isdigit() else re.sub(r"\W+", "_", text))
-    return names

@@ -14,7 +14,6 @@ from attn_export.signature import (
     bind,
     default_dynamic,
     describe,
-    output_names,
     parse_dynamic,
     parse_input,
     read_dynamic,
@@ -190,18 +189,3 @@ def test_the_batch_is_dynamic_where_all_inputs_agree_on_it() -> None:
     scalar = torch.tensor(1.0)
     assert list(default_dynamic({"x": X, "m": M, "s": scalar})) == ["x", "m"]
     assert default_dynamic({"x": X, "other": torch.ones(5, 3)}) == {}
-
-
-@pytest.mark.parametrize(
-    ("result", "names"),
-    [
-        (X, ["output"]),
-        ((X, M), ["output_0", "output_1"]),
-        ({"logits": X, "aux": {"a-b": M}}, ["logits", "aux_a_b"]),
-        ({"logits": X, "count": 3}, ["logits"]),
-        ([X, [M, None]], ["output_0", "output_1_0"]),
-        (None, []),
-    ],
-)
-def test_outputs_are_named_by_where_they_stand(result: Any, names: list[str]) -> None:
-    assert output_names(result) == names

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from attn_export.errors import ExportError, one_line
 from attn_export.models.spec import Axis, ExportSpec
+from attn_export.outputs import named_tensors
 from attn_export.parity.detections import align
 from attn_export.parity.tolerance import Array, Group, allowed_error, split
 from attn_export.reference import Case
@@ -173,14 +173,13 @@ def run(
     """
     try:
         with torch.inference_mode(), fast_path(enabled=fast):
-            leaves = pytree.tree_leaves(module(**inputs))
+            tensors = [tensor for _, tensor in named_tensors(module(**inputs))]
     except Exception as error:
         shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in inputs.items())
         raise ExportError(
             f"the model raised {type(error).__name__} on {shapes}: {one_line(error)}",
             "declare only the sizes that it takes",
         ) from error
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     for name, tensor in zip(spec.outputs, tensors, strict=True):
         if tensor.dtype is torch.bfloat16:
             raise ExportError(f"output '{name}' is bfloat16", NO_BFLOAT16)

@@ -50,14 +50,14 @@ class TorchSession(Session):
 
     def _run(self, inputs: Mapping[str, NDArray[np.generic]]) -> Arrays:
         import torch
-        from torch.utils import _pytree as pytree
+
+        from attn_export.outputs import named_tensors
 
         if self._module is None:
             raise RuntimeError("this session is closed")
         tensors = {self._parameters.get(name, name): torch.tensor(a) for name, a in inputs.items()}
         with torch.inference_mode():
-            leaves = pytree.tree_leaves(self._module(**tensors))
-        values = [leaf.numpy() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            values = [value.numpy() for _, value in named_tensors(self._module(**tensors))]
         return dict(zip(self._outputs, values, strict=True))
 
     def placement(self) -> dict[str, int]:

@@ -1,0 +1,81 @@
+"""What PyTorch's exporter cannot take as it is, though it has a standard form: one way round each.
+
+Context managers put back what they changed, also after an exception.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnxscript import opset18
+from torch import Tensor, nn
+
+from attn_export.outputs import named_tensors
+
+
+@contextmanager
+def around(module: nn.Module) -> Iterator[None]:
+    """All of those that change how `module` is traced."""
+    with ExitStack() as stack:
+        stack.enter_context(symbolic_len())
+        stack.enter_context(plain_outputs(module))
+        yield
+
+
+@contextmanager
+def symbolic_len() -> Iterator[None]:
+    """`len(tensor)` gives the symbolic size of a dynamic axis.
+
+    Python turns what `__len__` returns into a number, and the axis freezes at the example's size.
+    """
+    plain = builtins.len
+
+    def length(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dim() and isinstance(value.shape[0], torch.SymInt):
+            return value.shape[0]
+        return plain(value)
+
+    builtins.len = length
+    try:
+        yield
+    finally:
+        builtins.len = plain
+
+
+@contextmanager
+def plain_outputs(module: nn.Module) -> Iterator[None]:
+    """`forward` returns a tuple of tensors: torch.export knows no caches of keys and values."""
+    forward = module.forward
+    own = "forward" in vars(module)
+
+    def plain(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        return tuple(tensor for _, tensor in named_tensors(forward(*args, **kwargs)))
+
+    # torch.export names the inputs after forward's parameters.
+    plain.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+    module.forward = plain
+    try:
+        yield
+    finally:
+        if own:
+            module.forward = forward
+        else:
+            del module.forward
+
+
+def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """ONNX forms of operators that the exporter has none for."""
+    return {torch.ops.aten._is_all_true.default: _all_true}
+
+
+def _all_true(x: Any) -> Any:
+    """aten::_is_all_true: one bool for the whole tensor. ReduceMin takes no bool at opset 18."""
+    op: Any = opset18
+    smallest = op.ReduceMin(op.Cast(x, to=ir.DataType.INT32), keepdims=0)
+    return op.Cast(smallest, to=ir.DataType.BOOL)
