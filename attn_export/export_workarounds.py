@@ -16,6 +16,7 @@ import torch
 from onnxscript import opset18
 from torch import Tensor, nn
 
+from attn_export import sdpa_translation
 from attn_export.outputs import named_tensors
 
 
@@ -71,7 +72,10 @@ def plain_outputs(module: nn.Module) -> Iterator[None]:
 
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """ONNX forms of operators that the exporter has none for."""
-    return {torch.ops.aten._is_all_true.default: _all_true}
+    return {
+        torch.ops.aten._is_all_true.default: _all_true,
+        torch.ops.aten.scaled_dot_product_attention.default: sdpa_translation.attention,
+    }
 
 
 def _all_true(x: Any) -> Any:
