@@ -8,7 +8,7 @@ zeros and ones with holes and padding.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -63,7 +63,7 @@ def build(file: OnnxFile, *, judged: bool = True) -> FileCases:
     try:
         session = _open(file)
     except _NotHereError as error:
-        untried = [_assign(names, batch, length, spread=True) for batch, length in UNTRIED]
+        untried = [_assign(names, batch, length, spread=1) for batch, length in UNTRIED]
         note = f"the whole graph was not compared: {error}; each site was, on its own"
         return FileCases([], untried, [note])
     with session:
@@ -120,7 +120,7 @@ def symbols(model: ir.Model) -> dict[str, bool]:
     return {name: name in (named or first) for name in plain}
 
 
-def _assign(names: Mapping[str, bool], batch: int, length: int, spread: bool) -> dict[str, int]:
+def _assign(names: Mapping[str, bool], batch: int, length: int, spread: int) -> dict[str, int]:
     """One number for each symbol; with `spread` no two lengths are equal where that can be."""
     sizes: dict[str, int] = {}
     step = 0
@@ -133,45 +133,31 @@ def _assign(names: Mapping[str, bool], batch: int, length: int, spread: bool) ->
     return sizes
 
 
-def _tries(names: Mapping[str, bool], index: int) -> Iterator[dict[str, int]]:
-    """Sizes from small to large; at last every pair of sides, where there are two."""
-    seen: list[dict[str, int]] = []
+def _tries(
+    names: Mapping[str, bool], index: int, used: Sequence[Mapping[str, int]]
+) -> list[dict[str, int]]:
+    """Sizes from small to large, at last every pair of sides where there are two lengths.
+
+    Those whose lengths were used before come behind, for files that take no others.
+    """
+    tried: list[dict[str, int]] = []
     lengths = [name for name, is_batch in names.items() if not is_batch]
     for batch in dict.fromkeys((BATCHES[index], 1, 2)):
-        tried = [
-            _assign(names, batch, pair[index], spread)
-            for pair in LENGTHS
-            for spread in (True, False)
-        ]
+        row = [_assign(names, batch, two[index], spread) for two in LENGTHS for spread in (1, 0)]
         if len(lengths) == 2:
             pairs = sorted(product(SIDES, repeat=2), key=max)
-            tried += [{**tried[0], **dict(zip(lengths, pair, strict=True))} for pair in pairs]
-        for sizes in tried:
-            if sizes not in seen:
-                seen.append(sizes)
-                yield sizes
-
-
-def _fresh_first(
-    tries: Iterator[dict[str, int]], names: Mapping[str, bool], used: Sequence[Mapping[str, int]]
-) -> list[dict[str, int]]:
-    """A second case has other lengths than the first, where the file takes any."""
-
-    def repeats(sizes: Mapping[str, int]) -> bool:
-        return any(
-            all(sizes[name] == earlier[name] for name, is_batch in names.items() if not is_batch)
-            for earlier in used
-        )
-
-    batches = [name for name, is_batch in names.items() if is_batch]
-    return sorted(tries, key=lambda s: (-max([s[b] for b in batches], default=0), repeats(s)))
+            row += [{**row[0], **dict(zip(lengths, pair, strict=True))} for pair in pairs]
+        repeats = [any(all(s[n] == old[n] for n in lengths) for old in used) for s in row]
+        tried += [sizes for sizes, again in zip(row, repeats, strict=True) if not again]
+        tried += [sizes for sizes, again in zip(row, repeats, strict=True) if again]
+    return [sizes for at, sizes in enumerate(tried) if sizes not in tried[:at]]
 
 
 def _search(file: OnnxFile, session: OrtSession, names: Mapping[str, bool]) -> FileCases:
     found = FileCases()
     for index in range(len(BATCHES)):
         failure = ""
-        for sizes in _fresh_first(_tries(names, index), names, found.sizes):
+        for sizes in _tries(names, index, found.sizes):
             inputs = draw(file.model, sizes, masked=index > 0, seed=index)
             try:
                 outputs = session.run(inputs)
@@ -192,14 +178,14 @@ def _search(file: OnnxFile, session: OrtSession, names: Mapping[str, bool]) -> F
             found.notes.append(f"no case of batch {BATCHES[index]}: {failure}")
     if not found.cases:
         found.notes.append("the whole graph was not compared; each site was, on its own")
-        found.sizes = [_assign(names, batch, length, True) for batch, length in UNTRIED]
+        found.sizes = [_assign(names, batch, length, spread=1) for batch, length in UNTRIED]
     return found
 
 
 def _where(error: AttnExportError) -> str:
     """The node that failed, where ONNX Runtime names it."""
     found = re.search(r"while running (\w+) node. Name:'([^']*)'", error.observed)
-    return f"{found[1]} '{found[2]}'" if found else error.observed
+    return f"{found[1]} '{found[2]}'".removesuffix(" ''") if found else error.observed
 
 
 def _is_degenerate(model: ir.Model, sizes: Mapping[str, int]) -> bool:

@@ -112,7 +112,7 @@ def attempt(
     _check_output(output, overwrite)
     progress(f"reading {source}")
     file = onnx_file.read(source)
-    if {output.resolve(), _data_of(output).resolve()} & {source.resolve(), *file.weight_files()}:
+    if {output.resolve(), _data_of(output).resolve()} & {source.resolve(), *file.weight_files}:
         raise UsageError(f"{output} would replace the file that is read", "choose another -o")
     progress("running the file as it is")
     cases = file_cases.build(file)
@@ -163,7 +163,7 @@ def _stale(output: Path) -> tuple[str, ...]:
 def _write(file: OnnxFile, folder: Path, name: str) -> list[str]:
     """Write the model; the names of its files, the graph last."""
     file.symbols.restore(file.model)
-    if not file.external and file.weight_bytes <= INLINE_LIMIT:
+    if not file.weight_files and file.weight_bytes <= INLINE_LIMIT:
         (folder / name).write_bytes(ir.to_proto(file.model).SerializeToString())
         return [name]
     data = _data_of(Path(name)).name

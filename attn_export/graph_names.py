@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from attn_export.attention.metadata import MODULE, ORIGIN
 from attn_export.errors import ExportError
-from attn_export.models.spec import ExportSpec
+
+if TYPE_CHECKING:  # existing files are read where torch is not installed
+    from attn_export.models.spec import ExportSpec
 
 EXPORTER_PREFIX = "pkg."
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import onnx
 import onnx_ir as ir
+from onnx.external_data_helper import ExternalDataInfo
 from onnx_ir.passes import common
 
 from attn_export import onnx_checks, opsets, shapes
 from attn_export.attention.metadata import MODULE, ORIGIN
 from attn_export.bundle_checks import graph_tensors
-from attn_export.errors import FileError, one_line
+from attn_export.errors import ExportError, FileError, one_line
 from attn_export.graph_names import origin_of
 from attn_export.shapes import Symbols
 
@@ -32,7 +33,7 @@ class OnnxFile:
     Attributes:
         model: the main graph with functions inlined, at opset 23 or newer, sizes inferred.
         opset: of the file; None where it uses none of ONNX's operators.
-        external: whether its weights lie beside it.
+        weight_files: the files beside it that hold its weights; empty where it holds them itself.
         foreign: domains of operators that neither ONNX nor ONNX Runtime defines.
         notes: what was done or seen that its owner should know.
     """
@@ -40,7 +41,7 @@ class OnnxFile:
     path: Path
     model: ir.Model
     opset: int | None
-    external: bool
+    weight_files: frozenset[Path]
     symbols: Symbols
     foreign: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
@@ -52,27 +53,24 @@ class OnnxFile:
         tensors = (v.const_value for g in graphs for v in g.initializers.values())
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
-    def weight_files(self) -> set[Path]:
-        """The files beside it that hold its weights."""
-        tensors = (v.const_value for g in self.model.graphs() for v in g.initializers.values())
-        return {Path(t.path).resolve() for t in tensors if isinstance(t, ir.ExternalTensor)}
-
 
 def read(path: Path) -> OnnxFile:
     """Read a file of opset 11 to 26.
 
     Raises:
         FileError: it is missing, broken, too old or too new, or its weights are out of place.
-        ExportError: an operator has no counterpart in opset 23.
+        ExportError: an operator has no counterpart in opset 23, or Attention has a window there.
     """
     proto = onnx_checks.load(path)
     version = onnx_checks.opset(proto)
-    external = any(t.external_data for t in graph_tensors(proto))
+    places = (ExternalDataInfo(t).location for t in graph_tensors(proto) if t.external_data)
+    beside = frozenset((path.parent / place).resolve() for place in places)
     functions = len(proto.functions)
     model = _graph(path, proto)
     notes = []
     if functions:
         notes.append(f"{functions} model-local functions were inlined")
+    _refuse_windows(path, model)
     foreign = _domains(model)
     notes += [f"nodes of {name} are left as they are ({what})" for name, what in foreign.items()]
     if quantised := _quantised(model):
@@ -87,7 +85,7 @@ def read(path: Path) -> OnnxFile:
     model.ir_version = max(model.ir_version or 0, IR_VERSION)
     if problem := shapes.infer(model):
         notes.append(problem)
-    return OnnxFile(path, model, version, external, symbols, tuple(foreign), notes)
+    return OnnxFile(path, model, version, beside, symbols, tuple(foreign), notes)
 
 
 def _graph(path: Path, proto: onnx.ModelProto) -> ir.Model:
@@ -103,6 +101,11 @@ def _graph(path: Path, proto: onnx.ModelProto) -> ir.Model:
             f"{path} is not a sound graph ({one_line(error)})", "mend or export it again"
         ) from error
     _name_nodes(model)
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, ir.ExternalTensor) and tensor.nbytes <= shapes.SMALL:
+                value.const_value = ir.tensor(tensor.numpy().copy(), name=value.name)
     return model
 
 
@@ -154,6 +157,18 @@ def _quantised(model: ir.Model) -> str:
 
 def _counted(operators: Counter[str]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(operators.items()))
+
+
+def _refuse_windows(path: Path, model: ir.Model) -> None:
+    """ONNX Runtime refuses the window of Attention-25 or inlines it; OpenVINO ignores it."""
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        windows = {"left_window_size", "right_window_size"} & node.attributes.keys()
+        if node.op_type == "Attention" and node.domain in onnx_checks.STANDARD and windows:
+            raise ExportError(
+                f"Attention '{node.name}' of {path} has a window as opset 25 writes it, which no"
+                " runtime computes with a fused op",
+                "export it with the window in the mask",
+            )
 
 
 def _weights_as_inputs(model: ir.Model) -> int:

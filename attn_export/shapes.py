@@ -16,6 +16,10 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -25,6 +29,7 @@ from onnxscript.optimizer import fold_constants
 
 from attn_export.errors import one_line
 from attn_export.extras import require
+from attn_export.runtimes.ort import import_onnxruntime
 
 SMALL = 1024  # bytes; constants up to this size may hold axes and shapes
 TELLING = ("Attention", "Exp", "GroupQueryAttention", "MultiHeadAttention", "Softmax")
@@ -139,7 +144,7 @@ def _values(graph: ir.Graph) -> Iterator[ir.Value]:
 def infer(model: ir.Model) -> str:
     """Fill in the sizes, in place; a note where the symbolic part stopped, else empty."""
     require("graph")
-    with _silent("onnx_ir", "onnxruntime", "onnxscript"):
+    with _silent("onnx_ir", "onnxscript", "attn_export._symbolic_shape_infer"):
         ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
         return _symbolic(model)
 
@@ -167,10 +172,8 @@ def _symbolic(model: ir.Model) -> str:
 
 def _known(model: onnx.ModelProto) -> tuple[dict[str, onnx.ValueInfoProto], str]:
     """What ONNX Runtime's symbolic inference finds by name, and why it stopped, if it did."""
-    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
-
     # Its public entry writes a file into the working folder where it stops half-way.
-    inference = SymbolicShapeInference(2**31 - 1, True, False, 0)
+    inference = _symbolic_shape_infer().SymbolicShapeInference(2**31 - 1, True, False, 0)
     problem = ""
     try:
         inference._preprocess(model)
@@ -180,6 +183,22 @@ def _known(model: onnx.ModelProto) -> tuple[dict[str, onnx.ValueInfoProto], str]
         problem = one_line(error)
     found = getattr(inference, "known_vi_", {})
     return {name: info for name, info in found.items() if info is not None}, problem
+
+
+@cache
+def _symbolic_shape_infer() -> Any:
+    """The module alone: its package imports torch where that is installed."""
+    import_onnxruntime()
+    found = find_spec("onnxruntime")
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    path = Path(found.submodule_search_locations[0], "tools", "symbolic_shape_infer.py")
+    spec = spec_from_file_location("attn_export._symbolic_shape_infer", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _merged(before: ir.Shape | None, found: onnx.TensorShapeProto) -> ir.Shape | None:
