@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,16 @@ def test_0_the_table_the_parity_and_the_file(cli: Cli, tmp_path: Path) -> None:
     assert "Note: opset 11 was converted to 23." in ended.stdout
     assert "Written: out.onnx" in ended.stdout
     assert {path.name for path in tmp_path.iterdir()} == {"m.onnx", "out.onnx"}
+
+
+def test_torch_is_not_needed(cli: Cli, tmp_path: Path) -> None:
+    attention(tmp_path / "m.onnx")
+    profile = {"PYTHONPROFILEIMPORTTIME": "1"}
+    ended = cli("fuse", "m.onnx", "-o", "out.onnx", env=profile)
+    imported = set(re.findall(r"\|\s+(\w+)$", ended.stderr, re.MULTILINE))
+    assert ended.code == 0
+    assert "onnxruntime" in imported
+    assert "torch" not in imported
 
 
 def test_json_is_inspects_object_and_more(cli: Cli, tmp_path: Path) -> None:
