@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from attn_export.bench.benchmark import benchmark
     from attn_export.build import export
     from attn_export.errors import AttnExportError
+    from attn_export.fusing import fuse
     from attn_export.verification import assert_parity, verify
 
 __version__ = "0.1.0"
@@ -22,11 +23,12 @@ _WHERE = {
     "assert_parity": "attn_export.verification",
     "benchmark": "attn_export.bench.benchmark",
     "export": "attn_export.build",
+    "fuse": "attn_export.fusing",
     "verify": "attn_export.verification",
 }
-_EXTRAS = {"export": "export"}
+_EXTRAS = {"export": "export", "fuse": "graph"}
 
-__all__ = ["AttnExportError", "assert_parity", "benchmark", "export", "verify"]
+__all__ = ["AttnExportError", "assert_parity", "benchmark", "export", "fuse", "verify"]
 
 
 def __getattr__(name: str) -> Any:

@@ -106,8 +106,7 @@ def check_graph(folder: Path, name: str, files: Mapping[str, Any]) -> None:
         raise FileError(
             f"{folder / name} is not an ONNX model ({one_line(error)})", "export the bundle again"
         ) from error
-    nodes = [*model.graph.node, *(node for f in model.functions for node in f.node)]
-    for tensor in [*_constants(model.graph), *_node_tensors(nodes)]:
+    for tensor in graph_tensors(model):
         if uses_external_data(tensor):
             location = ExternalDataInfo(tensor).location
             if location not in files:
@@ -115,6 +114,12 @@ def check_graph(folder: Path, name: str, files: Mapping[str, Any]) -> None:
                     f"{name} keeps its weights in '{location}', which is not a file of the bundle",
                     "do not use this bundle",
                 )
+
+
+def graph_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every stored tensor: of the graph, its subgraphs, its functions and their attributes."""
+    yield from _constants(model.graph)
+    yield from _node_tensors([*model.graph.node, *(n for f in model.functions for n in f.node)])
 
 
 def _constants(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

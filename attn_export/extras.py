@@ -8,7 +8,7 @@ from attn_export.errors import RuntimeUnavailable
 
 MODULES = {
     "export": ("torch", "onnx_ir", "onnxscript", "jinja2"),
-    "graph": ("onnx_ir",),
+    "graph": ("onnx_ir", "onnxscript"),
     "report": ("jinja2",),
 }
 

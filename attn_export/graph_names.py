@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from attn_export.attention.metadata import MODULE, ORIGIN
 from attn_export.errors import ExportError
-from attn_export.models.spec import ExportSpec
+
+if TYPE_CHECKING:  # existing files are read where torch is not installed
+    from attn_export.models.spec import ExportSpec
 
 EXPORTER_PREFIX = "pkg."
 
@@ -89,7 +92,7 @@ def clean_metadata(model: ir.Model) -> None:
         for value in [*_values(graph), *graph.initializers.values()]:
             value.metadata_props.clear()
         for node in graph:
-            module, origin = _origin(node.metadata_props)
+            module, origin = origin_of(node.metadata_props)
             for key in [key for key in node.metadata_props if key.startswith(EXPORTER_PREFIX)]:
                 del node.metadata_props[key]
             node.metadata_props.pop("namespace", None)
@@ -99,7 +102,7 @@ def clean_metadata(model: ir.Model) -> None:
                 node.metadata_props[ORIGIN] = origin
 
 
-def _origin(metadata: Mapping[str, str]) -> tuple[str, str]:
+def origin_of(metadata: Mapping[str, str]) -> tuple[str, str]:
     """Module path ("blocks.0.attn") and "vit.py:52" of a node, each empty where it is unknown."""
     scopes = ast.literal_eval(metadata.get("pkg.torch.onnx.name_scopes", "[]"))
     module = next((scope for scope in reversed(scopes[:-1]) if scope), "")

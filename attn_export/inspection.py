@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
-
+from attn_export import file_cases, onnx_file
 from attn_export.attention.lowering import lower
 from attn_export.capability import TARGET_RUNTIMES
-from attn_export.errors import FileError, UsageError, one_line
+from attn_export.errors import UsageError
+from attn_export.file_cases import FileCases
+from attn_export.onnx_file import OnnxFile
 
 Progress = Callable[[str], None]
-PROOF_SIZES = (3, 1)
 
 
 def runtime_of(target: str) -> str:
@@ -24,29 +24,29 @@ def runtime_of(target: str) -> str:
 
 
 def inspect_file(path: Path, target: str, progress: Progress) -> dict[str, Any]:
-    """The sites of an .onnx file; the file is not changed.
+    """The sites of an .onnx file, and notes on it; the file is not changed.
 
     Raises:
-        FileError: not an ONNX model.
+        FileError: a bad file.
+        ExportError: an operator has no counterpart in opset 23.
     """
     runtime = runtime_of(target)
-    if not path.is_file():
-        raise FileError(f"there is no file {path}", "check the path")
-    try:
-        model = ir.load(path)
-    except Exception as error:  # protobuf's DecodeError is not part of its public interface
-        raise FileError(
-            f"{path} is not an ONNX model ({one_line(error)})", "give a file that onnx can load"
-        ) from error
-    symbols = {
-        name
-        for value in model.graph.inputs
-        for size in (value.shape if value.shape is not None else ())
-        if isinstance(size, ir.SymbolicDim)
-        for name in size.free_symbols()
-    }
-    sizes = [{str(name): size for name in symbols} for size in PROOF_SIZES]
-    return {"model": str(path), **lower(model, runtime, sizes, progress=progress).to_json()}
+    progress(f"reading {path}")
+    file = onnx_file.read(path)
+    cases = file_cases.build(file, judged=False)
+    account, notes = account_of(file, cases, runtime, "auto", progress)
+    return {**account, "notes": notes}
+
+
+def account_of(
+    file: OnnxFile, cases: FileCases, runtime: str, lowering: str, progress: Progress
+) -> tuple[dict[str, Any], list[str]]:
+    """Lower the file's graph in place; the sites as `inspect --json` prints them, and all notes."""
+    found = lower(file.model, runtime, cases.sizes, lowering, progress)
+    notes = [*file.notes, *cases.notes]
+    if found.total == 0:
+        notes.append("there is no attention in this file")
+    return {"model": str(file.path), **found.to_json()}, notes
 
 
 def inspect_source(origin: str, target: str, progress: Progress) -> list[dict[str, Any]]:

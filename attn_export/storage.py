@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -66,6 +66,51 @@ def write_errors(target: Path) -> Iterator[None]:
         raise FileError(
             f"{target} could not be written ({reason})", "free some space or choose another -o"
         ) from error
+
+
+@contextmanager
+def scratch(target: Path) -> Iterator[Path]:
+    """A fresh folder beside a file that is about to be written; it vanishes at the end.
+
+    Raises:
+        FileError: the disk is full, or the place may not be written to.
+    """
+    target = target.absolute()
+    with write_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        stage = Path(
+            tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
+        )
+    try:
+        with write_errors(target):
+            yield stage
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def publish(stage: Path, folder: Path, names: Sequence[str], stale: Sequence[str] = ()) -> None:
+    """Move files from a scratch folder to where they belong, over older ones, all or none.
+
+    Args:
+        names: in the order in which they appear, so that what others refer to comes first.
+        stale: older files that vanish where no new one has their name.
+    """
+    old: dict[str, Path] = {}
+    placed: list[str] = []
+    try:
+        for name in dict.fromkeys([*names, *stale]):
+            if (folder / name).exists():
+                old[name] = stage / f"{name}.old"
+                (folder / name).rename(old[name])
+        for name in names:
+            (stage / name).rename(folder / name)
+            placed.append(name)
+    except BaseException:  # Ctrl-C may come between two of them
+        for name in placed:
+            (folder / name).unlink()
+        for name, kept in old.items():
+            kept.rename(folder / name)
+        raise
 
 
 def write_file(path: Path, data: bytes | str) -> None:

@@ -109,6 +109,7 @@ def test_production_shows_the_sites_of_a_bundle(
         (["verify", "BUNDLE", "--runtime", "torch"], "export"),
         (["bench", "BUNDLE", "--baseline", "torch"], "export"),
         (["inspect", "BUNDLE/model.cpu.onnx"], "graph"),
+        (["fuse", "BUNDLE/model.cpu.onnx", "-o", "out"], "graph"),
         (["report", "BUNDLE"], "report"),
     ],
 )

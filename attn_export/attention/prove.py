@@ -103,7 +103,8 @@ def _cut(model: ir.Model, inputs: Sequence[ir.Value], output: ir.Value) -> onnx.
         value.name = f"input_{index}"
     imports = {**model.opset_imports, "com.microsoft": 1}
     graph.opset_imports.update(imports)
-    return ir.to_proto(ir.Model(graph, ir_version=model.ir_version))
+    cut = ir.Model(graph, ir_version=model.ir_version)
+    return ir.to_proto(ir.external_data.load_to_model(cut))  # weights beside a file come along
 
 
 def _in_double(model: onnx.ModelProto) -> onnx.ModelProto:

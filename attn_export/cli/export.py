@@ -6,7 +6,14 @@ from pathlib import Path
 
 import click
 
-from attn_export.cli.options import Output, export_options, output_options, split_targets
+from attn_export.cli.options import (
+    Output,
+    export_options,
+    output_options,
+    requirement_options,
+    split_targets,
+)
+from attn_export.requirement import Requirement
 
 
 @click.command("export")
@@ -14,6 +21,7 @@ from attn_export.cli.options import Output, export_options, output_options, spli
 @click.option("-o", "--output", "folder", type=click.Path(path_type=Path), required=True,
               help="The bundle's folder.")  # fmt: skip
 @export_options
+@requirement_options
 @output_options
 def command(
     source: str,
@@ -24,6 +32,7 @@ def command(
     dynamic: tuple[str, ...],
     inputs: tuple[str, ...],
     lowering: str,
+    requirement: Requirement,
     output: Output,
 ) -> None:
     """Export SOURCE (a name, package.module:factory or path/file.py:factory) into a bundle, and
@@ -37,4 +46,4 @@ def command(
     options = Options(split_targets(targets), precision, overwrite, inputs, dynamic, lowering)
     with output.progress() as progress:
         outcome = export_and_verify(source, folder, options, progress)
-    report(outcome, output)
+    report(outcome, requirement, output)

@@ -7,30 +7,29 @@ from typing import Any
 
 import click
 
-from attn_export.cli.options import Output, output_options
+from attn_export.cli.options import Output, output_options, requirement_options
+from attn_export.requirement import Requirement
 
 
 @click.command("inspect")
 @click.argument("model")
 @click.option("--target", default="cpu", show_default=True, help="What the sites would become on.")
+@requirement_options
 @output_options
-def command(model: str, target: str, output: Output) -> None:
+def command(model: str, target: str, requirement: Requirement, output: Output) -> None:
     """List the attention sites of MODEL: a bundle, an .onnx file or a source."""
-    from attn_export.cli.tables import other_lines, sites_table
+    from attn_export.cli.tables import print_account
 
     with output.progress() as progress:
         accounts = _accounts(model, target, progress)
     for account in accounts:
-        output.console.print(sites_table(account))
-        for line in other_lines(account):
-            output.console.print(line)
-        passed_over = {
-            s["reason"] for s in account["sites"] if s["status"] == "lowered" and s["reason"]
-        }
-        for reason in sorted(passed_over):
-            output.console.print(f"Other ops were passed over: {reason}")
+        print_account(output.console, account, account.get("notes", ()))
+    for note in requirement.unused(accounts):
+        output.console.print(f"Note: {note}.")
     whole = accounts[0] if len(accounts) == 1 else {"model": model, "components": accounts}
     output.result(whole)
+    if failure := requirement.failure(accounts):
+        raise failure
 
 
 def _accounts(model: str, target: str, progress: Any) -> list[dict[str, Any]]:

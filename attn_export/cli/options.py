@@ -81,13 +81,54 @@ def export_options(command: Command) -> Command:
                      help="An axis whose size may differ from call to call."),
         click.option("--input", "inputs", multiple=True, metavar="NAME=DTYPE[SIZE,...]",
                      help="An example input, for a factory that returns none."),
-        click.option("--lowering", default="auto", show_default=True,
-                     type=click.Choice(["auto", "contrib", "standard", "decomposed"]),
-                     help="What attention becomes."),
+        lowering_option,
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def requirement_options(command: Command) -> Command:
+    """Add --require and --excuse, handed to the command as one `requirement`."""
+
+    @click.option(
+        "--require",
+        "wanted",
+        metavar="all|N",
+        help="Exit 1 unless all sites are lowered or excused, or at least N lowered.",
+    )
+    @click.option(
+        "--excuse",
+        "excused",
+        multiple=True,
+        metavar="SITE_OR_REASON",
+        help="A site, or a reason's code, that --require all lets go; may be repeated.",
+    )
+    @click.option(
+        "--allow-blocked-rows",
+        is_flag=True,
+        help="Let a query that may see no key get another answer than before.",
+    )
+    @wraps(command)
+    def wrapped(
+        *args: Any,
+        wanted: str | None,
+        excused: tuple[str, ...],
+        allow_blocked_rows: bool,
+        **kwargs: Any,
+    ) -> Any:
+        from attn_export.requirement import parse
+
+        return command(*args, requirement=parse(wanted, excused, allow_blocked_rows), **kwargs)
+
+    return cast(Command, wrapped)  # fmt: skip
+
+
+def lowering_option(command: Command) -> Command:
+    """Add --lowering."""
+    choice = click.Choice(["auto", "contrib", "standard", "decomposed"])
+    return click.option("--lowering", default="auto", show_default=True, type=choice,
+                        help="What attention becomes.")(command)  # fmt: skip
 
 
 def split_targets(text: str) -> tuple[str, ...]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from attn_export.cli import tables
 from attn_export.cli.options import Output
 from attn_export.pipeline import Outcome
+from attn_export.requirement import Requirement
 
 
-def report(outcome: Outcome, output: Output) -> None:
+def report(outcome: Outcome, requirement: Requirement, output: Output) -> None:
     """Print the tables, and the JSON object where it was asked for.
 
     Raises:
-        CheckFailed: a runtime's answers are not PyTorch's.
+        CheckFailed: a runtime's answers are not PyTorch's, or too few sites were lowered.
     """
     console = output.console
-    for target in outcome.bundle.targets():
+    targets = outcome.bundle.targets()
+    for target in targets:
         console.print(tables.sites_table(target))
         for line in tables.other_lines(target):
             console.print(line)
@@ -25,8 +27,10 @@ def report(outcome: Outcome, output: Output) -> None:
         console.print(tables.bench_table(outcome.benchmark))
         for line in tables.noise_lines(outcome.benchmark):
             console.print(line)
-    for note in outcome.bundle.manifest["notes"]:
+    for note in [*outcome.bundle.manifest["notes"], *requirement.unused(targets)]:
         console.print(f"Note: {note}.")
     console.print(f"Bundle: {outcome.bundle.path}")
     output.result(outcome.to_json())
     outcome.require()
+    if failure := requirement.failure(targets):
+        raise failure

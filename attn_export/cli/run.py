@@ -6,7 +6,14 @@ from pathlib import Path
 
 import click
 
-from attn_export.cli.options import Output, export_options, output_options, split_targets
+from attn_export.cli.options import (
+    Output,
+    export_options,
+    output_options,
+    requirement_options,
+    split_targets,
+)
+from attn_export.requirement import Requirement
 
 
 @click.command("run")
@@ -16,6 +23,7 @@ from attn_export.cli.options import Output, export_options, output_options, spli
 @click.option("--seconds", default=6.0, show_default=True, type=click.FloatRange(0, 86_400),
               help="Timed seconds for each runtime.")  # fmt: skip
 @export_options
+@requirement_options
 @output_options
 def command(
     source: str,
@@ -27,6 +35,7 @@ def command(
     dynamic: tuple[str, ...],
     inputs: tuple[str, ...],
     lowering: str,
+    requirement: Requirement,
     output: Output,
 ) -> None:
     """Export SOURCE, verify it against PyTorch, benchmark it, and write a report: the main job."""
@@ -39,4 +48,4 @@ def command(
     options = Options(split_targets(targets), precision, overwrite, inputs, dynamic, lowering)
     with output.progress() as progress:
         outcome = run(source, folder or fresh_folder(source), options, seconds, progress)
-    report(outcome, output)
+    report(outcome, requirement, output)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
 from attn_export.bench.benchmark import Benchmark
@@ -42,6 +43,19 @@ def sites_table(account: Mapping[str, Any]) -> Table:
     return table
 
 
+def print_account(console: Console, account: Mapping[str, Any], notes: Sequence[str] = ()) -> None:
+    """The table of sites with the lines that belong below it."""
+    console.print(sites_table(account))
+    for line in other_lines(account):
+        console.print(line)
+    sites = account["sites"]
+    passed_over = {s["reason"] for s in sites if s["status"] == "lowered" and s["reason"]}
+    for reason in sorted(passed_over):
+        console.print(f"Other ops were passed over: {reason}")
+    for note in notes:
+        console.print(f"Note: {note}.")
+
+
 def other_lines(account: Mapping[str, Any]) -> list[str]:
     """Attention that is no softmax over keys, counted by kind."""
     kinds = [entry.partition(":")[0] for entry in account["other"]]
@@ -49,10 +63,10 @@ def other_lines(account: Mapping[str, Any]) -> list[str]:
     return [f"Other attention, left as it is: {counts}"] if kinds else []
 
 
-def parity_table(result: Verification) -> Table:
+def parity_table(result: Verification, reference: str = "PyTorch") -> Table:
     """One row for each output of each runtime: its worst case."""
-    numbers = ("max error", "of allowed", "vs truth", "PyTorch's own")
-    title = f"Parity with PyTorch: {len(result.cases)} cases ({', '.join(result.cases)})"
+    numbers = ("max error", "of allowed", "vs truth", f"{reference}'s own")
+    title = f"Parity with {reference}: {len(result.cases)} cases ({', '.join(result.cases)})"
     table = _table(title, "runtime", "output", *numbers, "cosine", "", right=numbers)
     for name, runtime in result.runtimes.items():
         for output, worst in runtime.worst().items():

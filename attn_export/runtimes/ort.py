@@ -118,7 +118,7 @@ class OrtSession(Session):
 
 def _spec(argument: Any) -> TensorSpec:
     shape = tuple(
-        size if isinstance(size, int) else size or f"?{axis}"
+        size if isinstance(size, int) or size not in (None, "", "?") else f"?{argument.name}.{axis}"
         for axis, size in enumerate(argument.shape)
     )
     if argument.type not in DTYPES:
