@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from attn_export.bench.benchmark import Benchmark
@@ -64,6 +65,14 @@ def parity_table(result: Verification) -> Table:
                 _figure(worst.torch_error_vs_truth), f"{worst.cosine:.8f}", verdict,
             )  # fmt: skip
     return table
+
+
+def unavailable_lines(reasons: Mapping[str, str], left_out: str) -> list[str]:
+    """A sentence for each runtime of the bundle that cannot work here, safe from markup."""
+    return [
+        escape(f"{name} was not {left_out}, it is not available: {why}")
+        for name, why in reasons.items()
+    ]
 
 
 def _figure(value: float | None) -> str:
