@@ -9,8 +9,8 @@ from typing import Any
 
 from attn_export import bundle as bundles
 from attn_export import manifest as manifests
-from attn_export.attention.lowering import lower
-from attn_export.capability import TARGET_RUNTIMES
+from attn_export.attention.lowering import check_choice, lower
+from attn_export.capability import TARGET_RUNTIMES, TARGETS
 from attn_export.errors import ExportError, RuntimeUnavailable, UsageError
 from attn_export.exporter import Graph, to_onnx
 from attn_export.models.spec import ExportSpec, Metric
@@ -43,7 +43,7 @@ def export(
 
     Args:
         source: a Source, or what `attn-export export SOURCE` takes.
-        targets: "cpu".
+        targets: of "cpu", "cuda", "tensorrt" and "openvino"; each gets its own graph.
         dynamic: `INPUT=AXIS:MIN..MAX`.
         lowering: "auto", "contrib", "standard" or "decomposed".
 
@@ -68,7 +68,7 @@ def export_into(
     progress: Progress,
 ) -> bundles.Bundle:
     """Export into an existing, empty folder. Errors are those of `export`."""
-    check_request(targets, precision)
+    check_request(targets, precision, lowering)
     onnxruntime_owner()  # fail before the long part
     flags = [eval_mode(spec.module) for spec in source.components.values()]
     notes = list(source.notes)
@@ -81,14 +81,15 @@ def export_into(
             restore_mode(modules)
 
 
-def check_request(targets: Sequence[str], precision: str) -> None:
-    """Raise UsageError for a target or precision that is not built."""
+def check_request(targets: Sequence[str], precision: str, lowering: str) -> None:
+    """Raise UsageError for a target, precision or lowering that is not built."""
     if not targets:
         raise UsageError("no target is named", f"the targets are {', '.join(TARGET_RUNTIMES)}")
     for target in targets:
         if target not in TARGET_RUNTIMES:
             known = ", ".join(TARGET_RUNTIMES)
             raise UsageError(f"there is no target '{target}'", f"the targets are {known}")
+        check_choice(TARGET_RUNTIMES[target], lowering)
     if precision != "fp32":
         raise UsageError(f"precision {precision} is not built yet", "use --precision fp32")
 
@@ -125,13 +126,14 @@ def _export_into(
 
     described, files = [], {}
     for target in dict.fromkeys(targets):
-        runtime = TARGET_RUNTIMES[target]
+        notes += manifests.target_notes(TARGETS[target])
         for component, graph in graphs.items():
             model = graph.model.clone()
+            runtime = TARGETS[target].runtime
             account = lower(model, runtime, sizes_of(graph.spec), lowering, progress)
             file = f"{component}.{target}.onnx"
             files[file] = model
-            described.append(manifests.describe_target(target, runtime, component, file, account))
+            described.append(manifests.describe_target(TARGETS[target], component, file, account))
 
     progress("writing the bundle")
     manifest = manifests.assemble(source.name, source.origin, graphs, described, notes)

@@ -9,9 +9,11 @@ from typing import Any
 import onnx_ir as ir
 
 from attn_export.attention.site import Account
+from attn_export.capability import RUNTIMES, Target
 from attn_export.exporter import Graph
 from attn_export.parity.tolerance import FACTOR, FLOOR
-from attn_export.runtimes.packages import versions
+from attn_export.runtimes.packages import runtime_version, versions
+from attn_export.sessions import STAND_IN, availability
 
 
 def describe_values(
@@ -41,13 +43,19 @@ def _tensor(component: str, value: ir.Value) -> dict[str, Any]:
     return {"name": value.name, "component": component, "dtype": dtype, "shape": sizes}
 
 
-def describe_target(
-    name: str, runtime: str, component: str, file: str, account: Account
-) -> dict[str, Any]:
-    """One entry of the manifest's `targets`."""
+def describe_target(target: Target, component: str, file: str, account: Account) -> dict[str, Any]:
+    """One entry of the manifest's `targets`.
+
+    `runtime_version` is what the ops were chosen for; `checked` is "stand-in" where the runtime
+    itself did not run the graph when it was exported.
+    """
+    number, assumed = runtime_version(target.runtime)
     return {
-        "name": name,
-        "runtime": runtime,
+        "name": target.name,
+        "runtime": target.runtime,
+        "runtime_version": number,
+        "assumed_version": assumed,
+        "checked": "run" if availability(target.runtime).ok else "stand-in",
         "component": component,
         "precision": "fp32",
         "file": file,
@@ -55,6 +63,24 @@ def describe_target(
         "tolerance": {"factor": FACTOR, "floor": FLOOR},
         "tuned": False,
     }
+
+
+def target_notes(target: Target) -> list[str]:
+    """What the owner of a graph should know that was not made where it will run."""
+    notes = []
+    number, assumed = runtime_version(target.runtime)
+    if assumed:
+        notes.append(
+            f"the version of {RUNTIMES[target.runtime]} for target {target.name} is assumed to be"
+            f" {number}, since it is not installed here"
+        )
+    seen = availability(target.runtime)
+    if not seen.ok:
+        notes.append(
+            f"the graph of target {target.name} was checked on {STAND_IN} as a stand-in, not on"
+            f" {target.runtime}, because {seen.observed}"
+        )
+    return notes
 
 
 def assemble(

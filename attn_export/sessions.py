@@ -1,13 +1,48 @@
-"""Load a component of a bundle on a runtime."""
+"""Load a component of a bundle on a runtime, or on one that stands in for it."""
 
 from __future__ import annotations
 
-from attn_export import bundle as bundles
-from attn_export.errors import UsageError
-from attn_export.runtimes import ort_cpu, torch_eager
-from attn_export.runtimes.base import Session, TensorSpec
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-RUNTIMES = (torch_eager.NAME, ort_cpu.NAME)
+from attn_export import bundle as bundles
+from attn_export.capability import TARGET_RUNTIMES
+from attn_export.errors import RuntimeUnavailable, UsageError
+from attn_export.runtimes import openvino, ort_cpu, torch_eager
+from attn_export.runtimes.base import Availability, Session, TensorSpec
+
+RUNTIMES = tuple(dict.fromkeys([torch_eager.NAME, *TARGET_RUNTIMES.values()]))
+STAND_IN = ort_cpu.NAME
+AVAILABILITY: dict[str, Callable[[], Availability]] = {
+    module.NAME: module.availability for module in (torch_eager, ort_cpu, openvino)
+}
+
+
+def availability(runtime: str) -> Availability:
+    """Whether a runtime can work here.
+
+    Raises:
+        UsageError: there is no such runtime.
+    """
+    if runtime in AVAILABILITY:
+        return AVAILABILITY[runtime]()
+    if runtime in RUNTIMES:
+        return Availability(
+            runtime, False, f"this version of attn-export does not run {runtime}",
+            f"run its graph where {runtime} is, with ONNX Runtime itself",
+        )  # fmt: skip
+    raise UsageError(f"there is no runtime '{runtime}'", f"the runtimes are {', '.join(RUNTIMES)}")
+
+
+def available(runtimes: Sequence[str]) -> tuple[list[str], dict[str, RuntimeUnavailable]]:
+    """Those that can work here, and why the others cannot."""
+    found = {runtime: availability(runtime) for runtime in runtimes}
+    missing = {
+        runtime: RuntimeUnavailable(seen.observed, seen.fix)
+        for runtime, seen in found.items()
+        if not seen.ok
+    }
+    return [runtime for runtime in found if runtime not in missing], missing
 
 
 def load(
@@ -23,12 +58,26 @@ def load(
         UsageError: an unknown runtime, or one that the bundle was not exported for.
         RuntimeUnavailable: it cannot work here.
     """
-    if runtime == ort_cpu.NAME:
-        path = bundle.model_path(bundle.target_for(runtime, component))
-        return ort_cpu.load(path, threads)
+    if runtime not in RUNTIMES:
+        known = ", ".join(RUNTIMES)
+        raise UsageError(f"there is no runtime '{runtime}'", f"the runtimes are {known}")
     if runtime == torch_eager.NAME:
         return _load_torch(bundle, component, source)
-    raise UsageError(f"there is no runtime '{runtime}'", f"the runtimes are {', '.join(RUNTIMES)}")
+    target = bundle.target_for(runtime, component)
+    _, missing = available([runtime])
+    if missing:
+        raise missing[runtime]
+    if runtime == openvino.NAME:
+        return openvino.load(bundle.model_path(target), threads)
+    return ort_cpu.load(bundle.model_path(target), threads)
+
+
+def load_stand_in(bundle: bundles.Bundle, target: Mapping[str, Any]) -> Session:
+    """The graph of a target whose runtime is not here, on ONNX Runtime's CPU provider.
+
+    What that shows is that the graph computes what PyTorch does, not that the runtime would.
+    """
+    return ort_cpu.load(bundle.model_path(target))
 
 
 def _load_torch(bundle: bundles.Bundle, component: str, source: str | None) -> Session:

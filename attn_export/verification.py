@@ -23,7 +23,7 @@ from attn_export.parity.result import RuntimeResult, Verification
 from attn_export.parity.tolerance import Array, Group, rms, split
 from attn_export.reference import Case
 from attn_export.runtimes.base import Session
-from attn_export.sessions import load
+from attn_export.sessions import STAND_IN, available, load, load_stand_in
 
 
 def verify(
@@ -32,18 +32,21 @@ def verify(
     *,
     rtol: float | None = None,
     atol: float | None = None,
+    stand_ins: bool = False,
 ) -> Verification:
     """Compare each runtime's answers with the PyTorch outputs that the bundle carries.
 
     Args:
-        runtimes: "ort-cpu" or "torch"; by default every runtime that the bundle was exported for.
+        runtimes: "ort-cpu", "openvino" or "torch"; by default every runtime that the bundle was
+            exported for and that works here. The others are told, with the reason.
+        stand_ins: run the graphs of those others on ONNX Runtime's CPU provider, and say so.
         rtol, atol: replace the stored allowance of each group by atol + rtol * rms(reference);
             both or neither.
 
     Raises:
         FileError: the bundle is bad.
         UsageError: an unknown runtime, only one of the two tolerances, or one that is no bound.
-        RuntimeUnavailable: a runtime cannot work here.
+        RuntimeUnavailable: a runtime that is asked for cannot work here, or none can.
     """
     found = bundle if isinstance(bundle, bundles.Bundle) else bundles.read(Path(bundle))
     if (rtol is None) != (atol is None):
@@ -51,13 +54,26 @@ def verify(
     for option, value in (("--rtol", rtol), ("--atol", atol)):
         if value is not None and not 0 <= value < float("inf"):
             raise UsageError(f"{option} is {value}", "give a number from 0 on")
-    names = list(runtimes) or list(dict.fromkeys(target["runtime"] for target in found.targets()))
+    names, missing = list(runtimes), dict[str, RuntimeUnavailable]()
+    if not names:
+        names, missing = available(list(dict.fromkeys(t["runtime"] for t in found.targets())))
+    if missing and not names and not stand_ins:
+        raise next(iter(missing.values()))
     cases = found.cases()
     if rtol is not None and atol is not None:
         groups = found.groups()
         cases = [_overridden(case, groups[case.component], rtol, atol) for case in cases]
     results = {name: verify_runtime(found, name, cases) for name in names}
-    return Verification(tuple(case.name for case in cases), results, found.manifest.get("metric"))
+    if stand_ins:
+        for name in missing:
+            result = verify_runtime(found, name, cases, stand_in=True)
+            results[f"{name} (stand-in: {STAND_IN})"] = result
+    return Verification(
+        tuple(case.name for case in cases),
+        results,
+        found.manifest.get("metric"),
+        {name: str(error) for name, error in missing.items()},
+    )
 
 
 def assert_parity(bundle: Path | str | bundles.Bundle, runtimes: Sequence[str] = ()) -> None:
@@ -68,28 +84,38 @@ def assert_parity(bundle: Path | str | bundles.Bundle, runtimes: Sequence[str] =
             raise CheckFailed(f"{name} differs from PyTorch, {runtime.failures[0]}", "see verify")
 
 
-def verify_runtime(bundle: bundles.Bundle, runtime: str, cases: Sequence[Case]) -> RuntimeResult:
-    """All cases of all components on one runtime."""
+def verify_runtime(
+    bundle: bundles.Bundle, runtime: str, cases: Sequence[Case], *, stand_in: bool = False
+) -> RuntimeResult:
+    """All cases of all components on one runtime, or of its graphs on the one that stands in."""
+
+    def session(component: str) -> Session:
+        if stand_in:
+            return load_stand_in(bundle, bundle.target_for(runtime, component))
+        return load(bundle, runtime, component)
+
     comparisons: list[tuple[str, Comparison]] = []
     placement: dict[str, int] = {}
     metric, unscored = None, ""
     with ExitStack() as stack:
         sessions = {
-            component: stack.enter_context(load(bundle, runtime, component))
-            for component in bundle.components
+            component: stack.enter_context(session(component)) for component in bundle.components
         }
-        for component, session in sessions.items():
+        for component, loaded in sessions.items():
             mine = [case for case in cases if case.component == component]
-            checked = list(check_session(bundle, session, mine))
+            checked = list(check_session(bundle, loaded, mine))
             comparisons += checked or _nothing(bundle, component)
-            for provider, nodes in session.placement().items():
+            for provider, nodes in loaded.placement().items():
                 placement[provider] = placement.get(provider, 0) + nodes
         if bundle.manifest.get("metric") and all(c.passed for _, c in comparisons):
             try:
                 metric = score(bundle, sessions)
             except RuntimeUnavailable as error:  # the answers are right; only the score is not told
                 unscored = str(error)
-    return RuntimeResult(runtime, tuple(comparisons), placement, metric, unscored)
+    ran_on = STAND_IN if stand_in else runtime
+    return RuntimeResult(
+        ran_on, tuple(comparisons), placement, metric, unscored, runtime if stand_in else None
+    )
 
 
 def _nothing(bundle: bundles.Bundle, component: str) -> list[tuple[str, Comparison]]:

@@ -21,10 +21,11 @@ from attn_export.attention.lower import (
 )
 from attn_export.attention.lower.rewrite import Rewrite
 from attn_export.attention.reasons import NotLowerable, Reason
-from attn_export.attention.site import Account, Outcome, Site, Status
+from attn_export.attention.site import Account, Outcome, Proved, Site, Status
 from attn_export.attention.sizes import evaluate
-from attn_export.capability import Form, preference, why_not
+from attn_export.capability import KERNELS, Form, preference, why_not
 from attn_export.errors import UsageError
+from attn_export.runtimes import ort_cpu
 from attn_export.runtimes.packages import onnxruntime_owner, runtime_version
 
 Progress = Callable[[str], None]
@@ -32,6 +33,7 @@ BUILDERS: dict[str, Callable[[Site], Rewrite]] = {
     module.NAME: module.build
     for module in (contrib_attention, multi_head_attention, standard, decomposed)
 }
+CONTRIB = "com.microsoft."
 CHOICES = ("auto", "contrib", "standard", "decomposed")
 
 
@@ -50,9 +52,10 @@ def lower(
         choice: one of CHOICES; anything but "auto" restricts the ops that are tried.
 
     Raises:
-        UsageError: an unknown choice.
+        UsageError: an unknown choice, or one that the runtime has no op for.
         RuntimeUnavailable: no onnxruntime to prove on.
     """
+    check_choice(runtime, choice)
     counted, other = count(model), tuple(others(model))
     known = {str(node.name) for node in model.graph.all_nodes() if is_attention(node)}
     canonical = canonicalise(model, counted, sizes)
@@ -89,22 +92,27 @@ def _tokens(site: Site, sizes: Sequence[Mapping[str, int]]) -> tuple[int, int] |
     return found[0], found[1]
 
 
-def candidates(runtime: str, choice: str, form: Form) -> tuple[str, ...]:
-    """The ops to try, the preferred one first.
+def check_choice(runtime: str, choice: str) -> None:
+    """Raise UsageError for a choice that is unknown, or that leaves no op on the runtime."""
+    if choice not in CHOICES:
+        raise UsageError(f"there is no lowering '{choice}'", f"choose one of {', '.join(CHOICES)}")
+    if choice == "contrib" and not any(
+        kernel.runtime == runtime and kernel.op.startswith(CONTRIB) for kernel in KERNELS
+    ):
+        raise UsageError(
+            f"{runtime} has no com.microsoft op, so --lowering contrib leaves nothing to lower to",
+            "choose auto, standard or decomposed, or another --target",
+        )
 
-    Raises:
-        UsageError: an unknown choice.
-    """
-    preferred = tuple(op for op in preference(runtime, form).ops if op in BUILDERS)
-    if choice == "auto":
-        return preferred
-    if choice == "contrib":
-        return tuple(op for op in preferred if op.startswith("com.microsoft"))
+
+def candidates(runtime: str, choice: str, form: Form) -> tuple[str, ...]:
+    """The ops to try, the preferred one first."""
     if choice == "standard":
         return (standard.NAME,)
     if choice == "decomposed":
         return (decomposed.NAME,)
-    raise UsageError(f"there is no lowering '{choice}'", f"choose one of {', '.join(CHOICES)}")
+    preferred = tuple(op for op in preference(runtime, form).ops if op in BUILDERS)
+    return tuple(op for op in preferred if choice == "auto" or op.startswith(CONTRIB))
 
 
 def _lower_site(
@@ -118,10 +126,11 @@ def _lower_site(
 ) -> Outcome:
     opset = model.opset_imports.get("", 23)
     try:
-        wanted = candidates(runtime, choice, form_of(site, "", opset))
+        form = form_of(site, "", opset)
     except NotLowerable as unknown:
         return Outcome(site, None, "refused", (unknown,))
-    reasons: list[NotLowerable] = []
+    wanted = candidates(runtime, choice, form)
+    reasons: dict[str, NotLowerable] = {}
     # A site that no fused op takes is decomposed, since its own node may not run on the runtime.
     for op in dict.fromkeys([*wanted, decomposed.NAME]):
         signature = (op, *site.signature)
@@ -130,11 +139,30 @@ def _lower_site(
                 raise NotLowerable(Reason(refusal.code), str(refusal))
             apply(model, BUILDERS[op](site), sizes, brief=signature in proved)
         except NotLowerable as reason:
-            reasons.append(reason)
+            reasons[op] = reason
             continue
         proved.add(signature)
         status: Status = "lowered"
+        rule = ""
         if op == decomposed.NAME:
             status = "decomposed-by-choice" if op in wanted else "refused"
-        return Outcome(site, op, status, tuple(reasons), "run")
-    return Outcome(site, None, "refused", tuple(reasons))
+            rule = _rule(runtime, choice, form) if op in wanted else ""
+        # Proofs run on the CPU provider; for any other runtime it stands in.
+        proved_on: Proved = "run" if runtime == ort_cpu.NAME else "stand-in"
+        return Outcome(site, op, status, _general_last(reasons), proved_on, rule=rule)
+    return Outcome(site, None, "refused", _general_last(reasons))
+
+
+def _rule(runtime: str, choice: str, form: Form) -> str:
+    """Why the plain form is the one that is wanted."""
+    if choice == "decomposed":
+        return "--lowering decomposed"
+    chosen = preference(runtime, form)
+    return f"{chosen.why} ({chosen.source})"
+
+
+def _general_last(reasons: Mapping[str, NotLowerable]) -> tuple[NotLowerable, ...]:
+    """In the order in which the ops were tried, but the standard one behind the special ones."""
+    general = (standard.NAME, decomposed.NAME)
+    ordered = sorted(reasons, key=lambda op: general.index(op) + 1 if op in general else 0)
+    return tuple(reasons[op] for op in ordered)

@@ -76,6 +76,7 @@ class Outcome:
         proved: "run" on the target's runtime, "stand-in" on another, "rule" by argument, "no".
         blocked_rows: what a query gets whose mask allows no key, compared with PyTorch.
         example_tokens: S and T at the example's sizes; None where they are not known.
+        rule: why the plain form is the one that is wanted, where it is.
     """
 
     site: Site
@@ -85,12 +86,13 @@ class Outcome:
     proved: Proved = "no"
     blocked_rows: BlockedRows = "same"
     example_tokens: tuple[int, int] | None = None
+    rule: str = ""
 
     @property
     def reason(self) -> str:
         """In words; why it was refused, or why a faster form was not taken."""
-        if self.status == "decomposed-by-choice" and not self.reasons:
-            return "--lowering decomposed"
+        if self.rule:
+            return self.rule
         return "; ".join(dict.fromkeys(map(str, self.reasons)))
 
     @property
@@ -102,7 +104,9 @@ class Outcome:
         """The object that `inspect --json` prints for a site."""
         site = {key: value for key, value in vars(self.site).items() if key != "node"}
         outcome = {
-            key: value for key, value in vars(self).items() if key not in ("site", "reasons")
+            key: value
+            for key, value in vars(self).items()
+            if key not in ("site", "reasons", "rule")
         }
         for size in ("head_size", "v_head_size"):
             site[size] = site[size] or None

@@ -6,17 +6,18 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from attn_export import bundle as bundles
 from attn_export.bench.process import WorkerProcess
 from attn_export.bench.stats import Latency, summarize
-from attn_export.errors import CheckFailed, UsageError
+from attn_export.errors import CheckFailed, RuntimeUnavailable, UsageError
 from attn_export.runtimes import torch_eager
 from attn_export.runtimes.packages import versions
 from attn_export.runtimes.threads import cores
+from attn_export.sessions import available
 
 NARROW = 0.02  # the median is known well enough when its interval is within 2 % of it
 NOISY = 0.10  # beyond it a median, and every ratio with it, is said to be uncertain
@@ -51,6 +52,7 @@ class Benchmark:
     case: str
     threads: int
     seconds: float
+    unavailable: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -74,6 +76,7 @@ class Benchmark:
             "runtimes": {name: self._runtime(name) for name in self.timings},
             "baseline": self.baseline,
             "noisy": self.noisy,
+            "unavailable": dict(self.unavailable),
             "case": self.case,
             "machine": machine(self.threads),
             "versions": versions(),
@@ -127,7 +130,7 @@ def benchmark(
     Rounds go on until every median's 95 % interval is within 2 % of it, or the time is up.
 
     Args:
-        runtimes: by default those that the bundle was exported for.
+        runtimes: by default those that the bundle was exported for and that work here.
         baseline: a runtime that the others are divided by; "torch" where it is installed.
         source: the PyTorch model of the torch runtime; the manifest's where it is left out.
         seconds: timed seconds for each runtime, at most.
@@ -136,7 +139,11 @@ def benchmark(
         FileError, UsageError, RuntimeUnavailable: as `verify`.
     """
     found = bundle if isinstance(bundle, bundles.Bundle) else bundles.read(Path(bundle))
-    wanted = list(runtimes) or list(dict.fromkeys(t["runtime"] for t in found.targets()))
+    wanted, missing = list(runtimes), dict[str, RuntimeUnavailable]()
+    if not wanted:
+        wanted, missing = available(list(dict.fromkeys(t["runtime"] for t in found.targets())))
+    if missing and not wanted:
+        raise next(iter(missing.values()))
     if baseline is None and torch_eager.availability().ok:
         baseline = torch_eager.NAME
     if baseline is not None and baseline not in wanted:
@@ -152,7 +159,8 @@ def benchmark(
             arguments = [str(found.path), name, component, str(threads), case]
             arguments += [source] if source else []
             workers[name] = stack.enter_context(WorkerProcess(name, arguments))
-        return _measure(workers, baseline, case, threads, seconds, progress)
+        result = _measure(workers, baseline, case, threads, seconds, progress)
+    return replace(result, unavailable={name: str(error) for name, error in missing.items()})
 
 
 def _measure(

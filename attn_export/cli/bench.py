@@ -29,7 +29,7 @@ def command(
 ) -> None:
     """Time the runtimes of BUNDLE, each in its own process, once their answers are PyTorch's."""
     from attn_export.bench.benchmark import benchmark, require_parity
-    from attn_export.cli.tables import bench_table, noise_lines
+    from attn_export.cli.tables import bench_table, noise_lines, unavailable_lines
 
     with output.progress() as progress:
         result = benchmark(
@@ -42,7 +42,7 @@ def command(
             progress=progress,
         )
     output.console.print(bench_table(result))
-    for line in noise_lines(result):
+    for line in [*noise_lines(result), *unavailable_lines(result.unavailable, "timed")]:
         output.console.print(line)
     output.result(result.to_json())
     require_parity(result)

@@ -17,18 +17,20 @@ def report(outcome: Outcome, requirement: Requirement, output: Output) -> None:
     console = output.console
     targets = outcome.bundle.targets()
     for target in targets:
+        console.print(f"[bold]Target {target['name']}[/] for {target['runtime']}: {target['file']}")
         console.print(tables.sites_table(target))
         for line in tables.other_lines(target):
             console.print(line)
     console.print(tables.parity_table(outcome.verification))
-    for line in tables.metric_lines(outcome.verification):
+    lines = tables.unavailable_lines(outcome.verification.unavailable, "run")
+    for line in [*tables.metric_lines(outcome.verification), *lines]:
         console.print(line)
     if outcome.benchmark:
         console.print(tables.bench_table(outcome.benchmark))
         for line in tables.noise_lines(outcome.benchmark):
             console.print(line)
     for note in [*outcome.bundle.manifest["notes"], *requirement.unused(targets)]:
-        console.print(f"Note: {note}.")
+        console.print(f"Note: {note}.", markup=False)
     console.print(f"Bundle: {outcome.bundle.path}")
     output.result(outcome.to_json())
     outcome.require()

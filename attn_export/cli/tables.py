@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from attn_export.bench.benchmark import Benchmark
@@ -78,6 +79,14 @@ def parity_table(result: Verification, reference: str = "PyTorch") -> Table:
                 _figure(worst.torch_error_vs_truth), f"{worst.cosine:.8f}", verdict,
             )  # fmt: skip
     return table
+
+
+def unavailable_lines(reasons: Mapping[str, str], left_out: str) -> list[str]:
+    """A sentence for each runtime of the bundle that cannot work here, safe from markup."""
+    return [
+        escape(f"{name} was not {left_out}, it is not available: {why}")
+        for name, why in reasons.items()
+    ]
 
 
 def _figure(value: float | None) -> str:

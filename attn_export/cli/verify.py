@@ -19,7 +19,7 @@ def command(
     bundle: Path, runtimes: tuple[str, ...], rtol: float | None, atol: float | None, output: Output
 ) -> None:
     """Compare runtimes with the PyTorch outputs that BUNDLE carries, without PyTorch."""
-    from attn_export.cli.tables import metric_lines, parity_table
+    from attn_export.cli.tables import metric_lines, parity_table, unavailable_lines
     from attn_export.errors import CheckFailed
     from attn_export.verification import verify
 
@@ -29,7 +29,7 @@ def command(
     output.console.print(parity_table(result))
     if rtol is not None:
         output.console.print(f"Allowances replaced by --atol {atol} --rtol {rtol}.")
-    for line in metric_lines(result):
+    for line in [*metric_lines(result), *unavailable_lines(result.unavailable, "checked")]:
         output.console.print(line)
     overridden = {"rtol": rtol, "atol": atol} if rtol is not None else None
     output.result({**result.to_json(), "overridden": overridden})

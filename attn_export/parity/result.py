@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ class RuntimeResult:
         comparisons: (case, comparison) of every group of every output of every case.
         metric: the bundle's task score on this runtime; None where the bundle has none, or where
             the answers are wrong anyway.
+        stands_in_for: the runtime that the graph is for, where another one ran it.
     """
 
     runtime: str
@@ -26,6 +27,7 @@ class RuntimeResult:
     placement: Mapping[str, int]
     metric: float | None = None
     unscored: str = ""
+    stands_in_for: str | None = None
 
     @property
     def passed(self) -> bool:
@@ -58,6 +60,7 @@ class RuntimeResult:
             "placement": dict(self.placement),
             "metric": self.metric,
             "unscored": self.unscored,
+            "stands_in_for": self.stands_in_for,
             "failures": self.failures if not self.passed else [],
         }
 
@@ -81,11 +84,16 @@ def _finite(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of `verify`: one RuntimeResult for each runtime."""
+    """The result of `verify`: one RuntimeResult for each runtime.
+
+    Attributes:
+        unavailable: runtimes of the bundle that cannot work here -> what was seen, and the way out.
+    """
 
     cases: tuple[str, ...]
     runtimes: Mapping[str, RuntimeResult]
     metric: Mapping[str, Any] | None = None
+    unavailable: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -97,5 +105,6 @@ class Verification:
             "cases": list(self.cases),
             "runtimes": {name: result.to_json() for name, result in self.runtimes.items()},
             "metric": dict(self.metric) if self.metric else None,
+            "unavailable": dict(self.unavailable),
             "passed": self.passed,
         }
