@@ -59,7 +59,7 @@ def _rank(value: Any) -> int:
 def _one_head(query: Any, key: Any, value: Any) -> bool:
     if min(_rank(x) for x in (query, key, value)) < 4:
         return False
-    return key.shape[-3] == 1 and value.shape[-3] == 1
+    return bool(key.shape[-3] == 1 and value.shape[-3] == 1)
 
 
 def _broadcast(operands: Operands, inner: int) -> Operands:
@@ -69,9 +69,10 @@ def _broadcast(operands: Operands, inner: int) -> Operands:
         return operands
     ones = op.Constant(value_ints=[1] * inner)
     shapes = [op.Concat(op.Shape(x, end=-inner), ones, axis=0) for x in operands]
+    query, key, value = operands
     for shape in shapes:  # Expand broadcasts both ways
-        operands = _each(lambda x, shape=shape: op.Expand(x, shape), operands)
-    return operands
+        query, key, value = (op.Expand(x, shape) for x in (query, key, value))
+    return query, key, value
 
 
 def _each(function: Callable[[Any], Any], operands: Operands) -> Operands:

@@ -43,9 +43,34 @@ def apply(
         raise refusal
     if any(node.domain == "com.microsoft" for node in rewrite.nodes):
         model.opset_imports.setdefault("com.microsoft", 1)
-    name = rewrite.old.name
-    ir.convenience.replace_all_uses_with(rewrite.old, rewrite.new, replace_graph_outputs=True)
-    rewrite.old.name, rewrite.new.name = f"{name}_unfused", name
+    upstream = _upstream(rewrite.nodes)
+    for old, new in rewrite.pairs:
+        _replace(graph, old, new, upstream)
+        old.name, new.name = f"{old.name}_unfused", old.name
+    if rewrite.also:
+        graph.sort()  # what reads a present key may stand before the node that now gives it
+
+
+def _replace(graph: ir.Graph, old: ir.Value, new: ir.Value, upstream: set[ir.Node]) -> None:
+    """Let everything read `new`, but for what the new nodes are computed from."""
+    for node, index in list(old.uses()):
+        if node not in upstream:
+            node.replace_input_with(index, new)
+    for index, value in enumerate(graph.outputs):
+        if value is old:
+            graph.outputs[index] = new
+
+
+def _upstream(nodes: Sequence[ir.Node]) -> set[ir.Node]:
+    """The nodes and all that they are computed from."""
+    found: set[ir.Node] = set()
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo += [p for v in node.inputs if v is not None and (p := v.producer()) is not None]
+    return found
 
 
 def drop_unused_initializers(model: ir.Model) -> None:

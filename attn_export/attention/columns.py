@@ -257,7 +257,7 @@ def _gather(
     last = _last(axis, _rank(source), source_axes)
     if last is None or tail(source, source_axes) is None:
         return None
-    return evaluate(source, source_axes).take(index, last), source_axes
+    return evaluate(source, source_axes).take(index.astype(np.int64), last), source_axes
 
 
 _STEPS: dict[str, Step] = {

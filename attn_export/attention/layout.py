@@ -16,6 +16,7 @@ Sizes are integers or sympy expressions of the graph's symbolic sizes, all of th
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,6 +108,30 @@ def step(view: View, node: ir.Node) -> View | None:
     if node.op_type not in _STEPS or node.domain not in ("", "ai.onnx"):
         return None
     return _STEPS[node.op_type](view, node, node.outputs[0])
+
+
+def chain(value: ir.Value) -> list[ir.Value]:
+    """The value and those behind it, nearest first, up to the root of its view."""
+    root, found = trace(value).root, [value]
+    while found[-1] is not root:
+        node = found[-1].producer()
+        if node is None or node.inputs[0] is None:
+            break
+        found.append(node.inputs[0])
+    return found
+
+
+def arranged(view: View, groups: Sequence[Sequence[int]]) -> View:
+    """The same elements; each group of the view's axes, outer to inner, is one axis."""
+    axes = tuple(_join([atom for axis in group for atom in view.axes[axis]]) for group in groups)
+    return View(view.root, axes, view.offset)
+
+
+def existing(value: ir.Value, groups: Sequence[Sequence[int]]) -> ir.Value | None:
+    """The farthest value behind `value` that holds its elements `arranged` in these groups."""
+    wanted = arranged(trace(value), groups)
+    found = [source for source in chain(value) if trace(source).same_as(wanted)]
+    return found[-1] if found else None
 
 
 def regroup(view: View, target: tuple[Size, ...]) -> View | None:

@@ -16,6 +16,7 @@ from attn_export.attention.form import form_of
 from attn_export.attention.lower import (
     contrib_attention,
     decomposed,
+    group_query_attention,
     multi_head_attention,
     standard,
 )
@@ -31,7 +32,13 @@ from attn_export.runtimes.packages import onnxruntime_owner, runtime_version
 Progress = Callable[[str], None]
 BUILDERS: dict[str, Callable[[Site], Rewrite]] = {
     module.NAME: module.build
-    for module in (contrib_attention, multi_head_attention, standard, decomposed)
+    for module in (
+        contrib_attention,
+        multi_head_attention,
+        group_query_attention,
+        standard,
+        decomposed,
+    )
 }
 CONTRIB = "com.microsoft."
 CHOICES = ("auto", "contrib", "standard", "decomposed")

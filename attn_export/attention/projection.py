@@ -8,7 +8,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from attn_export.attention.layout import constant
+from attn_export.attention.layout import constant, trace
+from attn_export.attention.sizes import sizes
 
 
 @dataclass(frozen=True)
@@ -37,15 +38,34 @@ def projection(output: ir.Value) -> Projection | None:
     if node.op_type != "Add":
         return None
     for index in (0, 1):
-        product, bias = node.inputs[index], constant(node.inputs[1 - index])
+        product, bias = node.inputs[index], folded(node.inputs[1 - index])
         inner = product.producer() if product is not None else None
         if inner is not None and inner.op_type == "MatMul" and bias is not None:
             return _matmul(inner, bias)
     return None
 
 
+def folded(value: ir.Value | None) -> NDArray[np.generic] | None:
+    """The array of a constant, or of what layout nodes take from one; it shares its memory."""
+    if value is None or (found := constant(value)) is not None:
+        return found if value is not None else None
+    try:
+        view = trace(value)
+        shape = [int(size) for size in sizes(value)]
+    except (TypeError, ValueError):
+        return None
+    whole = constant(view.root)
+    if whole is None:
+        return None
+    start = whole[tuple(slice(first, None) for first in view.offset)]
+    row = [atom for axis in view.axes for atom in axis]
+    steps = [atom.stride * whole.strides[atom.axis] for atom in row]
+    apart = np.lib.stride_tricks.as_strided(start, [int(a.size) for a in row], steps)
+    return apart.reshape(shape)
+
+
 def _matmul(node: ir.Node, bias: NDArray[np.generic] | None) -> Projection | None:
-    source, weight = node.inputs[0], constant(node.inputs[1])
+    source, weight = node.inputs[0], folded(node.inputs[1])
     if source is None or weight is None or weight.ndim != 2:
         return None
     width = weight.shape[1]
@@ -57,14 +77,14 @@ def _matmul(node: ir.Node, bias: NDArray[np.generic] | None) -> Projection | Non
 
 
 def _gemm(node: ir.Node) -> Projection | None:
-    source, weight = node.inputs[0], constant(node.inputs[1])
+    source, weight = node.inputs[0], folded(node.inputs[1])
     if source is None or weight is None or node.attributes.get_int("transA", 0) != 0:
         return None
     if node.attributes.get_float("alpha", 1.0) != 1 or node.attributes.get_float("beta", 1.0) != 1:
         return None
     if node.attributes.get_int("transB", 0):
         weight = weight.T
-    bias = constant(node.inputs[2]) if len(node.inputs) > 2 else np.zeros(1, weight.dtype)
+    bias = folded(node.inputs[2]) if len(node.inputs) > 2 else np.zeros(1, weight.dtype)
     if bias is None or bias.size not in (1, weight.shape[1]):
         return None
     return Projection(source, weight, np.broadcast_to(bias.reshape(-1), (weight.shape[1],)))

@@ -58,30 +58,49 @@ def prove(
         brief: one run only, for a site whose like was proved before: its own weights are checked.
     """
     bounds = [*rewrite.inputs, *_shape_sources(rewrite)]
-    before = _cut(model, bounds, rewrite.old)
-    after = _cut(model, bounds, rewrite.new)
+    before = _cut(model, bounds, [old for old, _ in rewrite.pairs])
+    after = _cut(model, bounds, [new for _, new in rewrite.pairs])
     unchanged, truth = ReferenceEvaluator(before), ReferenceEvaluator(_in_double(before))
     runs = 0
     with ort_cpu.load(after.SerializeToString()) as new:
         for name, inputs in _hostile(bounds, rewrite.mask, sizes, brief):
-            expected = _evaluate(unchanged, inputs)
             doubled = {key: _double(array) for key, array in inputs.items()}
-            exact = np.asarray(_evaluate(truth, doubled), np.float64)
+            exact = _evaluate(truth, doubled)
             wobbled = _evaluate(truth, {key: _wobble(array) for key, array in doubled.items()})
-            spread = max_abs(np.asarray(wobbled, np.float64), exact)
-            budget = {"all": max(allowed_error(expected, exact), FACTOR * spread)}
-            (result,) = compare("result", new.run(inputs)["result"], expected, budget, exact)
-            if not result.passed:
-                return Proof(runs, f"{name}: {result.problem}")
+            problem = _differs(new.run(inputs), _evaluate(unchanged, inputs), exact, wobbled)
+            if problem:
+                return Proof(runs, f"{name}: {problem}")
             runs += 1
     return Proof(runs, "")
+
+
+def _differs(
+    results: Mapping[str, NDArray[np.generic]],
+    expected: Sequence[NDArray[np.generic]],
+    exact: Sequence[NDArray[np.generic]],
+    wobbled: Sequence[NDArray[np.generic]],
+) -> str:
+    """The first output that differs by more than is allowed, in words; empty where none does."""
+    for index, (reference, truth, moved) in enumerate(zip(expected, exact, wobbled, strict=True)):
+        double = np.asarray(truth, np.float64)
+        spread = max_abs(np.asarray(moved, np.float64), double)
+        budget = {"all": max(allowed_error(reference, double), FACTOR * spread)}
+        name = _result(index)
+        (found,) = compare(name, results[name], reference, budget, double)
+        if not found.passed:
+            return found.problem
+    return ""
+
+
+def _result(index: int) -> str:
+    return f"result_{index}" if index else "result"
 
 
 def _shape_sources(rewrite: Rewrite) -> list[ir.Value]:
     """Values outside of the cut-out that only lend it a size: Shape nodes read them."""
     inside = {id(value) for value in rewrite.inputs}
     lenders: list[ir.Value] = []
-    todo = [rewrite.old, rewrite.new]
+    todo = [value for pair in rewrite.pairs for value in pair]
     while todo:
         value = todo.pop()
         node = value.producer()
@@ -94,11 +113,14 @@ def _shape_sources(rewrite: Rewrite) -> list[ir.Value]:
     return list(unique.values())
 
 
-def _cut(model: ir.Model, inputs: Sequence[ir.Value], output: ir.Value) -> onnx.ModelProto:
-    producer = output.producer()
+def _cut(
+    model: ir.Model, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]
+) -> onnx.ModelProto:
+    producer = outputs[0].producer()
     scope = producer.graph if producer is not None and producer.graph is not None else model.graph
-    graph = ir.convenience.extract(scope, list(inputs), [output])
-    graph.outputs[0].name = "result"
+    graph = ir.convenience.extract(scope, list(inputs), list(outputs))
+    for index, value in enumerate(graph.outputs):
+        value.name = _result(index)
     for index, value in enumerate(graph.inputs):
         value.name = f"input_{index}"
     imports = {**model.opset_imports, "com.microsoft": 1}
@@ -134,11 +156,11 @@ def _double(array: NDArray[np.generic]) -> NDArray[np.generic]:
     return array.astype(np.float64) if array.dtype.kind == "f" else array
 
 
-def _evaluate(model: ReferenceEvaluator, inputs: Arrays) -> NDArray[np.generic]:
-    """The one output; a blocked row of -inf may give NaN on the way, which numpy warns of."""
+def _evaluate(model: ReferenceEvaluator, inputs: Arrays) -> list[NDArray[np.generic]]:
+    """The outputs; a blocked row of -inf may give NaN on the way, which numpy warns of."""
     try:
         with np.errstate(all="ignore"):
-            return np.asarray(next(iter(model.run(None, inputs))))
+            return [np.asarray(array) for array in model.run(None, inputs)]
     except Exception as error:  # whatever an operator of the evaluator raises
         raise ValueError(
             f"ONNX's reference evaluator does not run it ({one_line(error)})"

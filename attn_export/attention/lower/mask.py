@@ -17,14 +17,19 @@ from attn_export.attention.layout import constant
 from attn_export.attention.lower.rewrite import initializer
 from attn_export.attention.metadata import SITE
 from attn_export.attention.site import Site
+from attn_export.attention.sizes import plain, sizes
 
 FILLED = "/mask/filled"
 
 
 def kernel_mask(
-    site: str, mask: ir.Value, query: ir.Value, key: ir.Value
+    site: str, mask: ir.Value, query: ir.Value, key: ir.Value, past: ir.Value | None = None
 ) -> tuple[ir.Value, list[ir.Node], list[ir.Value]]:
-    """The mask that the node reads, and the nodes and constants that make it."""
+    """The mask that the node reads, and the nodes and constants that make it.
+
+    Args:
+        past: past keys (B, K, P, H), which the mask covers before the new ones.
+    """
     nodes: list[ir.Node] = []
     weights: list[ir.Value] = []
 
@@ -49,38 +54,41 @@ def kernel_mask(
         result.shape, result.type = mask.shape, mask.type
         raised.type = mask.type
         blocked.dtype = ir.DataType.BOOL
-    if not _is_full(mask, query, key):
+    if not _is_full(mask, query, key, past):
         ones = initializer(f"{site}/mask.ones", np.ones(2, dtype=np.int64))
         weights.append(ones)
         parts = [ones]
         for role, value in (("query", query), ("key", key)):
             axis = (3 if value.shape is None else len(value.shape)) - 2
             parts.append(op(f"{role}_tokens", "Shape", value, start=axis, end=axis + 1))
+        if past is not None:
+            parts[-1] = op("tokens", "Add", op("past", "Shape", past, start=2, end=3), parts[-1])
         # Expand broadcasts both ways, so the batch and head axes keep their sizes.
         result = op("expanded", "Expand", result, op("shape", "Concat", *parts, axis=0))
         result.type = mask.type
         if mask.shape is not None and query.shape is not None and key.shape is not None:
             lead = [1] * (4 - len(mask.shape)) + list(mask.shape)
-            result.shape = ir.Shape([*lead[:2], query.shape[-2], key.shape[-2]])
+            tokens = key.shape[-2] if past is None else None
+            result.shape = ir.Shape([*lead[:2], query.shape[-2], tokens])
     return result, nodes, weights
 
 
 def boundary(site: Site) -> tuple[list[ir.Value], ir.Value | None]:
     """Where the site's cut-out begins, and the mask as it was before `kernel_mask`."""
     given = list(site.node.inputs)
-    mask = _as_given(given[3]) if len(given) > 3 and given[3] is not None else None
+    mask = as_given(given[3]) if len(given) > 3 and given[3] is not None else None
     cut = mask_sources(mask) if mask is not None else []
     operands = [v for v in given[:3] if v is not None and not v.is_initializer()]
     return list({id(value): value for value in [*operands, *cut]}.values()), mask
 
 
-def _as_given(mask: ir.Value) -> ir.Value:
+def as_given(mask: ir.Value) -> ir.Value:
     node = mask.producer()
     ours = node is not None and str(node.name).endswith(("/mask/expanded", FILLED))
     if node is None or not ours:
         return mask
     source = node.inputs[0 if node.op_type == "Expand" else 1]
-    return mask if source is None else _as_given(source)
+    return mask if source is None else as_given(source)
 
 
 def _is_filled(mask: ir.Value) -> bool:
@@ -98,12 +106,8 @@ def _is_filled(mask: ir.Value) -> bool:
     return bool(((numbers > lowest) | np.isneginf(numbers)).all())
 
 
-def _is_full(mask: ir.Value, query: ir.Value, key: ir.Value) -> bool:
+def _is_full(mask: ir.Value, query: ir.Value, key: ir.Value, past: ir.Value | None) -> bool:
     if any(value.shape is None or len(value.shape) < 2 for value in (mask, query, key)):
         return False
-
-    def text(value: ir.Value, axis: int) -> str:
-        size = (value.shape or ())[axis]
-        return str(size if isinstance(size, int) else size.value)
-
-    return text(mask, -2) == text(query, -2) and text(mask, -1) == text(key, -2)
+    tokens = sizes(key)[-2] if past is None else plain(sizes(key)[-2] + sizes(past)[-2])
+    return sizes(mask)[-2:] == (sizes(query)[-2], tokens)

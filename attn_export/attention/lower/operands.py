@@ -19,7 +19,7 @@ class Operand:
     """`source` @ `weight` + `bias`, heads side by side.
 
     Attributes:
-        source: (B, tokens, D_in).
+        source: (B, tokens, D_in), or (tokens, B, D_in) where `sequence_first`.
         weight: (D_in, heads * size), columns in the order (head, element).
         bias: (heads * size,).
     """
@@ -27,6 +27,7 @@ class Operand:
     source: ir.Value
     weight: NDArray[np.generic]
     bias: NDArray[np.generic]
+    sequence_first: bool = False
 
 
 def operands(site: Site) -> tuple[Operand, Operand, Operand]:
@@ -35,16 +36,22 @@ def operands(site: Site) -> tuple[Operand, Operand, Operand]:
     Raises:
         NotLowerable: one of them is not a linear projection of a (B, tokens, D) value.
     """
-    query, key, value = (
-        _operand(site, role, index) for index, role in enumerate(("query", "key", "value"))
+    query, key, value = site.node.inputs[:3]
+    if query is None or key is None or value is None:
+        raise NotLowerable(Reason.UNKNOWN_SHAPE, "it lacks an input")
+    return (
+        operand(query, "query", site.heads),
+        operand(key, "key", site.kv_heads),
+        operand(value, "value", site.kv_heads),
     )
-    return query, key, value
 
 
-def _operand(site: Site, role: str, index: int) -> Operand:
-    value = site.node.inputs[index]
-    if value is None:
-        raise NotLowerable(Reason.UNKNOWN_SHAPE, f"it has no {role}")
+def operand(value: ir.Value, role: str, heads: int) -> Operand:
+    """One of them, (B, heads, tokens, size) or (B, tokens, heads * size).
+
+    Raises:
+        NotLowerable: as `operands`.
+    """
     view = trace(value)
     found = projection(view.root)
     if found is None:
@@ -56,19 +63,15 @@ def _operand(site: Site, role: str, index: int) -> Operand:
             Reason.PROJECTION,
             f"its {role} is projected from a value that is not (batch, tokens, D)",
         )
-    heads = site.heads if role == "query" else site.kv_heads
-    if len(view.axes) == 4:
-        batch, head, tokens, element = range(4)
-        order: tuple[int, ...] = (head, element)
-    else:
-        batch, tokens, element = range(3)
-        order = (element,)
-    columns = view.indices(order, 2)
-    if not view.covers(batch, 0) or not view.covers(tokens, 1) or columns is None:
+    batch, tokens = (0, 2) if len(view.axes) == 4 else (0, 1)
+    columns = view.indices((1, 3) if len(view.axes) == 4 else (2,), 2)
+    straight = view.covers(batch, 0) and view.covers(tokens, 1)
+    turned = view.covers(batch, 1) and view.covers(tokens, 0)
+    if columns is None or not (straight or turned):
         raise NotLowerable(
             Reason.LAYOUT, f"its {role} mixes tokens or batch rows of the projection"
         )
     flat = columns.reshape(-1)
     if flat.size % heads:
         raise NotLowerable(Reason.HEADS, f"its {role} does not split into {heads} heads")
-    return Operand(found.source, found.weight[:, flat], found.bias[flat])
+    return Operand(found.source, found.weight[:, flat], found.bias[flat], not straight)

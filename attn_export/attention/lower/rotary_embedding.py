@@ -5,7 +5,7 @@ elements of a head. They differ in their tables:
 
 1. com.microsoft takes (input, position_ids, cos, sin) with tables (positions, R/2). One table for
    all rows is read from position 0 on; a table for each row is laid out as B * S positions.
-2. ai.onnx takes (X, cos, sin) with tables (B, S, R/2) that ONNX Runtime's kernel does not broadcast.
+2. ai.onnx takes (X, cos, sin) with tables (B, S, R/2) that ONNX Runtime does not broadcast.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ def build(rotation: Rotation, op: str) -> Rewrite:
         rows = (frame.rows, frame.tokens, rotation.size // 2)
         whole = (frame.batch, *rows[1:])
         inputs = [layout, *(b.expand(b.reshape(table, rows), whole) for table in (cos, sin))]
-    attributes: dict[str, int | float | str | list[int]] = {"interleaved": int(rotation.interleaved)}
+    attributes = {"interleaved": int(rotation.interleaved)}
     if len(sizes(layout)) == 3 or rotation.size < frame.head_size:
         attributes["num_heads"] = frame.heads
     if rotation.size < frame.head_size:
         attributes["rotary_embedding_dim"] = rotation.size
-    turned = b.op("RotaryEmbedding", inputs, sizes(layout), **attributes)
+    turned = b.op("RotaryEmbedding", inputs, sizes(layout), None, **attributes)
     if op == CONTRIB:
         b.nodes[-1].domain = "com.microsoft"
     new = _unfold(b, turned, rotation, frame)
@@ -134,7 +134,7 @@ def _columns(b: Builder, table: Table) -> ir.Value:
 
 
 def _source(b: Builder, rotation: Rotation, frame: _Frame) -> tuple[ir.Value, ir.Value]:
-    """Where the rewrite begins, and that value as (B, S, N * H); (B, N, S, H) where it is stored so.
+    """Where the rewrite begins, and that value as (B, S, N * H) or (B, N, S, H).
 
     A Transpose in front of x is put behind the rotation, where attention can take it along.
     """

@@ -1,0 +1,100 @@
+"""com.microsoft GroupQueryAttention: causal attention whose queries share keys and values."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from attn_export.attention.builder import Builder
+from attn_export.attention.data import depends_on_input
+from attn_export.attention.lower.bias import score_bias, total
+from attn_export.attention.lower.cache import Cache, cache_of
+from attn_export.attention.lower.contrib import (
+    builder,
+    finish,
+    fused,
+    mask_of,
+    operand_of,
+    require_plain,
+)
+from attn_export.attention.lower.rewrite import Rewrite
+from attn_export.attention.lower.tokens_first import tokens_first
+from attn_export.attention.reasons import NotLowerable, Reason
+from attn_export.attention.site import Site
+from attn_export.attention.sizes import sizes
+
+NAME = "com.microsoft.GroupQueryAttention"
+
+
+def build(site: Site) -> Rewrite:
+    """Query (B, S, N * H), key and value (B, S, K * H), and the numbers of keys so far.
+
+    The op is causal, its queries counted from the end of the past, whatever it is given beside. A
+    mask of sizes alone that is no more than causal, or a causal window, is left to it; any other
+    becomes the bias on scores as well, see `score_bias`.
+    Specification: ONNX Runtime contrib operators, com.microsoft.GroupQueryAttention.
+
+    Raises:
+        NotLowerable: the site is not causal, or not expressible by this op.
+    """
+    require_plain(site, "GroupQueryAttention")
+    if site.heads % site.kv_heads or site.head_size != site.v_head_size:
+        raise NotLowerable(Reason.HEADS, "GroupQueryAttention has no heads of these sizes")
+    cache = cache_of(site)
+    _require_causal(site, cache)
+    b = builder(site)
+    query = tokens_first(b, operand_of(site, 0), "query", site.heads)
+    new = (operand_of(site, 1), operand_of(site, 2)) if cache is None else (cache.key, cache.value)
+    key = tokens_first(b, new[0], "key", site.kv_heads)
+    value = tokens_first(b, new[1], "value", site.kv_heads)
+    keys = [(key.value, 1)] if cache is None else [(cache.past_key, 2), (key.value, 1)]
+    lengths, longest = _lengths(b, query.value, total(b, keys))
+    mask = mask_of(site)
+    known = mask is None or not depends_on_input(mask)
+    bias = None if known else score_bias(b, site, query.value, keys)
+    past = (None, None) if cache is None else (cache.past_key, cache.past_value)
+    inputs: list[ir.Value | None] = [query.value, key.value, value.value, *past, lengths, longest]
+    if bias is not None:
+        inputs += [None, None, None, bias.value]
+    attributes = {
+        "num_heads": site.heads, "kv_num_heads": site.kv_heads, "scale": site.scale,
+        "softcap": site.softcap,
+        # counts the query itself, as the site's window does
+        "local_window_size": -1 if site.window is None else site.window,
+    }  # fmt: skip
+    node = fused(b, site, "GroupQueryAttention", inputs, sizes(query.value), attributes, 3)
+    return finish(b, site, NAME, node, [query.source, key.source, value.source], bias, cache)
+
+
+def _require_causal(site: Site, cache: Cache | None) -> None:
+    """Raise NotLowerable unless each query sees no key behind itself, counted as the op does."""
+    flag = bool(site.node.attributes.get_int("is_causal", 0))
+    if cache is None:
+        causal = flag or site.causal in ("upper-left", "lower-right")
+        aligned = site.query_tokens == site.key_tokens
+    else:
+        causal = flag or site.causal == "lower-right"
+        aligned = cache.aligned if flag else True
+    if not causal:
+        raise NotLowerable(
+            Reason.CAUSAL, "GroupQueryAttention is always causal, and it is not known to be"
+        )
+    if not aligned:
+        raise NotLowerable(Reason.CAUSAL, "its causal mask is not aligned as GroupQueryAttention's")
+    batch = sizes(operand_of(site, 0))[0]
+    if cache is not None and site.query_tokens != 1 and batch != 1:
+        raise NotLowerable(
+            Reason.CACHE, "GroupQueryAttention takes several new tokens at batch 1 alone"
+        )
+
+
+def _lengths(b: Builder, query: ir.Value, tokens: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """The number of keys of each row less 1, int32 (B,), and that number, an int32 scalar."""
+    batch = b.op("Shape", [query], [1], ir.DataType.INT64, start=0, end=1)
+    one = b.constant(np.array(1, dtype=np.int64))
+    less = b.op("Sub", [tokens, one], [1], ir.DataType.INT64)
+    rows = b.op("Expand", [less, batch], [sizes(query)[0]], ir.DataType.INT64)
+    int32 = ir.DataType.INT32
+    lengths = b.op("Cast", [rows], sizes(rows), int32, to=int(int32))
+    scalar = b.op("Squeeze", [tokens], [], ir.DataType.INT64)
+    return lengths, b.op("Cast", [scalar], [], int32, to=int(int32))
