@@ -8,8 +8,8 @@ from __future__ import annotations
 import builtins
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import onnx_ir as ir
 import torch
@@ -19,14 +19,24 @@ from torch import Tensor, nn
 from attn_export import sdpa_translation
 from attn_export.outputs import named_tensors
 
+Traced = TypeVar("Traced")
 
-@contextmanager
-def around(module: nn.Module) -> Iterator[None]:
-    """All of those that change how `module` is traced."""
-    with ExitStack() as stack:
-        stack.enter_context(symbolic_len())
-        stack.enter_context(plain_outputs(module))
-        yield
+
+def traced(module: nn.Module, trace: Callable[[], Traced]) -> Traced:
+    """What `trace` makes of `module`, with those workarounds that it needs.
+
+    Raises:
+        Exception: whatever `trace` raised first.
+    """
+    with plain_outputs(module):
+        try:
+            return trace()
+        except Exception as refusal:
+            try:
+                with symbolic_len():  # not at once: torch.cond cannot be traced with it
+                    return trace()
+            except Exception:
+                raise refusal from None
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch.export import Dim, ExportedProgram
 
 from attn_export.errors import ExportError, one_line
 from attn_export.export_repairs import repair
-from attn_export.export_workarounds import around, translations
+from attn_export.export_workarounds import traced, translations
 from attn_export.graph_names import clean_metadata, name_sizes, name_values
 from attn_export.models.spec import Axis, ExportSpec
 from attn_export.outputs import named_tensors
@@ -161,10 +161,12 @@ def trace(spec: ExportSpec) -> ExportedProgram:
         for name in spec.inputs
     }
     try:
-        with around(spec.module):
-            return torch.export.export(
+        return traced(
+            spec.module,
+            lambda: torch.export.export(
                 spec.module, (), kwargs=dict(spec.inputs), dynamic_shapes=shapes, strict=False
-            )
+            ),
+        )
     except Exception as error:
         reason = _reason(error)
         excluded = re.search(r"!= (\d+)$", reason)  # a size at which forward takes another path
