@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from dataclasses import replace
 
 import onnx_ir as ir
 
 from attn_export.attention.data import activations, one_source
 from attn_export.attention.metadata import MODULE
 from attn_export.attention.site import Mask, Site, Size
+from attn_export.attention.structure import Structure, structure
 from attn_export.attention.written.describe import describe
 from attn_export.attention.written.softmaxes import softmax
 
@@ -22,7 +24,9 @@ def find(model: ir.Model, refused: Collection[str] = ()) -> list[Site]:
     """
     nodes = [n for n in model.graph.all_nodes() if is_attention(n) or n.name in refused]
     names, data = _names(nodes), activations(model.graph)
-    return [_site(node, name, data) for node, name in zip(nodes, names, strict=True)]
+    sites = [_site(node, name, data) for node, name in zip(nodes, names, strict=True)]
+    known: dict[tuple[object, ...], Structure] = {}  # layers share their masks
+    return [_with_structure(model, site, known) for site in sites]
 
 
 def is_attention(node: ir.Node) -> bool:
@@ -68,6 +72,24 @@ def _site(node: ir.Node, name: str, data: set[int]) -> Site:
         scale=node.attributes.get_float("scale", 0.0) or 1 / math.sqrt(head_size),
         softcap=node.attributes.get_float("softcap", 0.0),
     )
+
+
+def _with_structure(
+    model: ir.Model, site: Site, known: dict[tuple[object, ...], Structure]
+) -> Site:
+    mask = site.node.inputs[3] if is_attention(site.node) and len(site.node.inputs) > 3 else None
+    if mask is None or site.causal == "upper-left":
+        return site
+    key = (id(mask), site.tokens)
+    if key not in known:
+        known[key] = structure(model, mask, site.tokens)
+    found = known[key]
+    kind = site.kind
+    if found.causal in ("upper-left", "lower-right"):
+        kind = "causal" if found.window is None else "window"
+    elif found.bias:
+        kind = "relative-bias"
+    return replace(site, kind=kind, causal=found.causal, window=found.window, exact=found.exact)
 
 
 def _rank(value: ir.Value) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from attn_export.attention.reasons import NotLowerable, Reason
-from attn_export.attention.site import Site, Size
-from attn_export.capability import STANDARD_ATTENTION, Form
+from attn_export.attention.site import Causal, Site, Size
+from attn_export.capability import GROUP_QUERY_ATTENTION, SPARSE_ATTENTION, STANDARD_ATTENTION, Form
 
 PAST_INPUTS = (4, 5)
 PRESENT_OUTPUTS = (1, 2)
 WEIGHTS_OUTPUT = 3
+TO_THE_OP = (GROUP_QUERY_ATTENTION, SPARSE_ATTENTION)  # the structure of a mask is left to them
 LEFT_TO_THE_KERNEL = (STANDARD_ATTENTION,)  # the other lowerings repair blocked rows themselves
 
 
@@ -34,15 +35,22 @@ def form_of(site: Site, op: str, opset: int) -> Form:
         key_tokens=site.key_tokens,
         cross=site.kind == "cross",
         mask=site.mask,
-        causal=site.causal,
+        causal=_causal(site, op),
         blocked_rows=site.mask != "none" and op in LEFT_TO_THE_KERNEL,
         cache=any(_has_input(site.node, index) for index in PAST_INPUTS)
         or any(_is_read(site.node, index) for index in PRESENT_OUTPUTS),
         weights=_is_read(site.node, WEIGHTS_OUTPUT),
         softcap=site.softcap != 0,
-        window=site.window is not None,
+        window=site.window is not None and op in TO_THE_OP,
         opset=opset,
     )
+
+
+def _causal(site: Site, op: str) -> Causal:
+    """The causal mask that the op itself must have; a dense mask says it all to most ops."""
+    if site.mask == "none" or op in TO_THE_OP:
+        return site.causal
+    return "upper-left" if site.node.attributes.get_int("is_causal", 0) else "none"
 
 
 def _batch(query: ir.Value) -> Size:

@@ -13,22 +13,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from attn_export.attention.cutting import (
+    cut,
+    double,
+    evaluate_cut,
+    in_double,
+    result_name,
+    shape_lenders,
+)
 from attn_export.attention.lower.rewrite import Rewrite
 from attn_export.attention.sizes import evaluate
-from attn_export.errors import one_line
 from attn_export.parity.compare import compare
 from attn_export.parity.tolerance import FACTOR, allowed_error, max_abs
 from attn_export.runtimes import ort_cpu
 from attn_export.runtimes.base import Arrays
 
 MAGNITUDES = (1.0, 1e-3, 30.0)  # ordinary, tiny and large scores
-FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16}
 
 
 @dataclass(frozen=True)
@@ -57,17 +61,20 @@ def prove(
         sizes: values for the graph's symbolic sizes, one mapping a case.
         brief: one run only, for a site whose like was proved before: its own weights are checked.
     """
-    bounds = [*rewrite.inputs, *_shape_sources(rewrite)]
-    before = _cut(model, bounds, [old for old, _ in rewrite.pairs])
-    after = _cut(model, bounds, [new for _, new in rewrite.pairs])
-    unchanged, truth = ReferenceEvaluator(before), ReferenceEvaluator(_in_double(before))
+    bounds = [
+        *rewrite.inputs,
+        *shape_lenders([v for pair in rewrite.pairs for v in pair], rewrite.inputs),
+    ]
+    before = cut(model, bounds, [old for old, _ in rewrite.pairs])
+    after = cut(model, bounds, [new for _, new in rewrite.pairs])
+    unchanged, truth = ReferenceEvaluator(before), ReferenceEvaluator(in_double(before))
     runs = 0
-    with ort_cpu.load(after.SerializeToString()) as new:
+    with ort_cpu.load(after.SerializeToString()) as fused:
         for name, inputs in _hostile(bounds, rewrite.mask, sizes, brief):
-            doubled = {key: _double(array) for key, array in inputs.items()}
-            exact = _evaluate(truth, doubled)
-            wobbled = _evaluate(truth, {key: _wobble(array) for key, array in doubled.items()})
-            problem = _differs(new.run(inputs), _evaluate(unchanged, inputs), exact, wobbled)
+            doubled = {key: double(array) for key, array in inputs.items()}
+            exact = evaluate_cut(truth, doubled)
+            wobbled = evaluate_cut(truth, {key: _wobble(array) for key, array in doubled.items()})
+            problem = _differs(fused.run(inputs), evaluate_cut(unchanged, inputs), exact, wobbled)
             if problem:
                 return Proof(runs, f"{name}: {problem}")
             runs += 1
@@ -85,86 +92,11 @@ def _differs(
         double = np.asarray(truth, np.float64)
         spread = max_abs(np.asarray(moved, np.float64), double)
         budget = {"all": max(allowed_error(reference, double), FACTOR * spread)}
-        name = _result(index)
+        name = result_name(index)
         (found,) = compare(name, results[name], reference, budget, double)
         if not found.passed:
             return found.problem
     return ""
-
-
-def _result(index: int) -> str:
-    return f"result_{index}" if index else "result"
-
-
-def _shape_sources(rewrite: Rewrite) -> list[ir.Value]:
-    """Values outside of the cut-out that only lend it a size: Shape nodes read them."""
-    inside = {id(value) for value in rewrite.inputs}
-    lenders: list[ir.Value] = []
-    todo = [value for pair in rewrite.pairs for value in pair]
-    while todo:
-        value = todo.pop()
-        node = value.producer()
-        if node is None or id(value) in inside:
-            continue
-        inside.add(id(value))
-        sources = [source for source in node.inputs if source is not None]
-        (lenders if node.op_type in ("Shape", "Size") else todo).extend(sources)
-    unique = {id(value): value for value in lenders if id(value) not in inside}
-    return list(unique.values())
-
-
-def _cut(
-    model: ir.Model, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]
-) -> onnx.ModelProto:
-    producer = outputs[0].producer()
-    scope = producer.graph if producer is not None and producer.graph is not None else model.graph
-    graph = ir.convenience.extract(scope, list(inputs), list(outputs))
-    for index, value in enumerate(graph.outputs):
-        value.name = _result(index)
-    for index, value in enumerate(graph.inputs):
-        value.name = f"input_{index}"
-    imports = {**model.opset_imports, "com.microsoft": 1}
-    graph.opset_imports.update(imports)
-    cut = ir.Model(graph, ir_version=model.ir_version)
-    return ir.to_proto(ir.external_data.load_to_model(cut))  # weights beside a file come along
-
-
-def _in_double(model: onnx.ModelProto) -> onnx.ModelProto:
-    doubled = onnx.ModelProto()
-    doubled.CopyFrom(model)
-    for tensor in doubled.graph.initializer:
-        _double_tensor(tensor)
-    for node in doubled.graph.node:
-        for attribute in node.attribute:
-            if node.op_type == "Cast" and attribute.name == "to" and attribute.i in FLOATS:
-                attribute.i = onnx.TensorProto.DOUBLE
-            elif attribute.HasField("t"):
-                _double_tensor(attribute.t)
-    for value in [*doubled.graph.input, *doubled.graph.output, *doubled.graph.value_info]:
-        if value.type.tensor_type.elem_type in FLOATS:
-            value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
-    return doubled
-
-
-def _double_tensor(tensor: onnx.TensorProto) -> None:
-    if tensor.data_type in FLOATS:
-        array = numpy_helper.to_array(tensor).astype(np.float64)
-        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
-
-
-def _double(array: NDArray[np.generic]) -> NDArray[np.generic]:
-    return array.astype(np.float64) if array.dtype.kind == "f" else array
-
-
-def _evaluate(model: ReferenceEvaluator, inputs: Arrays) -> list[NDArray[np.generic]]:
-    """The outputs; a blocked row of -inf may give NaN on the way, which numpy warns of."""
-    try:
-        with np.errstate(all="ignore"):
-            return [np.asarray(array) for array in model.run(None, inputs)]
-    except Exception as error:  # whatever an operator of the evaluator raises
-        raise ValueError(
-            f"ONNX's reference evaluator does not run it ({one_line(error)})"
-        ) from error
 
 
 def _wobble(array: NDArray[np.generic]) -> NDArray[np.generic]:

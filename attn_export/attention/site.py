@@ -32,6 +32,9 @@ class Site:
         head_size, v_head_size: H and Hv; 0 for a softmax that no op takes and that hides it,
             null in JSON.
         query_tokens, key_tokens: S and T; a symbolic size is a string.
+        causal: alignment of a causal flag, or of a dense mask that lets no query see later keys.
+        window: how many keys a query sees at most, itself included.
+        exact: whether a dense mask is `causal` and `window` and nothing more, for every input.
         scale: the factor on Q K^T; 1 / sqrt(H) where the node has none.
     """
 
@@ -49,6 +52,7 @@ class Site:
     scale: float
     softcap: float
     window: int | None = None
+    exact: bool = False
 
     @property
     def tokens(self) -> tuple[Size, Size]:
@@ -60,7 +64,7 @@ class Site:
         return (
             self.kind, self.heads, self.kv_heads, self.head_size, self.v_head_size,
             self.query_tokens, self.key_tokens, self.mask, self.causal, self.scale, self.softcap,
-            self.window,
+            self.window, self.exact,
         )  # fmt: skip
 
 
@@ -102,7 +106,9 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """The object that `inspect --json` prints for a site."""
-        site = {key: value for key, value in vars(self.site).items() if key != "node"}
+        site = {
+            key: value for key, value in vars(self.site).items() if key not in ("node", "exact")
+        }
         outcome = {
             key: value
             for key, value in vars(self).items()

@@ -76,8 +76,7 @@ def unidirectional(site: Site, cache: Cache | None) -> bool:
         raise NotLowerable(Reason.CAUSAL, "its causal mask is not aligned as the op's")
     if flag:
         return True
-    known = site.causal in ("upper-left", "lower-right") and site.window is None
-    return known and aligned and mask is not None and not depends_on_input(mask)
+    return site.exact and site.window is None and aligned
 
 
 def fused(

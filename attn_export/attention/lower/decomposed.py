@@ -30,17 +30,13 @@ def build(site: Site) -> Rewrite:
     Query head n reads key head n // (N / K), as PyTorch's enable_gqa and ONNX's Attention do.
 
     Raises:
-        NotLowerable: the site has a window or a cache, returns its weights, or lacks a shape.
+        NotLowerable: the site has a cache, returns its weights, or lacks a shape.
     """
     query, key, value = site.node.inputs[:3]
     if query is None or key is None or value is None:
         raise NotLowerable(Reason.UNKNOWN_SHAPE, "it lacks an input")
     if query.dtype is None or query.shape is None or len(query.shape) not in (3, 4):
         raise NotLowerable(Reason.UNKNOWN_SHAPE, "the dtype or rank of its query is unknown")
-    if site.causal not in ("none", "upper-left"):
-        raise NotLowerable(Reason.CAUSAL, f"a {site.causal} causal mask is not decomposed")
-    if site.window is not None:
-        raise NotLowerable(Reason.WINDOW, "a window is not decomposed")
     if len(site.node.outputs) > 1 or any(site.node.inputs[4:]):
         raise NotLowerable(Reason.CACHE, "it returns a cache or its weights")
     sources, mask = boundary(site)
@@ -141,7 +137,7 @@ class _Builder:
         self, mask: ir.Value | None, query: ir.Value, key: ir.Value
     ) -> tuple[ir.Value | None, ir.Value | None]:
         """What is added to the scores, and which rows see a key; None where all of them do."""
-        causal = self.site.causal != "none"
+        causal = bool(self.site.node.attributes.get_int("is_causal", 0))
         if mask is None and not causal:
             return None, None
         lowest = self.number("lowest", float(ir.DataType.from_numpy(self.dtype).min))

@@ -6,7 +6,6 @@ import numpy as np
 import onnx_ir as ir
 
 from attn_export.attention.builder import Builder
-from attn_export.attention.data import depends_on_input
 from attn_export.attention.lower.bias import score_bias, total
 from attn_export.attention.lower.cache import Cache, cache_of
 from attn_export.attention.lower.contrib import (
@@ -50,7 +49,7 @@ def build(site: Site) -> Rewrite:
     keys = [(key.value, 1)] if cache is None else [(cache.past_key, 2), (key.value, 1)]
     lengths, longest = _lengths(b, query.value, total(b, keys))
     mask = mask_of(site)
-    known = mask is None or not depends_on_input(mask)
+    known = mask is None or site.exact
     bias = None if known else score_bias(b, site, query.value, keys)
     past = (None, None) if cache is None else (cache.past_key, cache.past_value)
     inputs: list[ir.Value | None] = [query.value, key.value, value.value, *past, lengths, longest]

@@ -15,7 +15,6 @@ from attn_export.attention.lower.mask import as_given, kernel_mask
 from attn_export.attention.lower.output import merges_heads, place
 from attn_export.attention.lower.rewrite import Rewrite, tag
 from attn_export.attention.lower.tokens_first import TokensFirst, tokens_first
-from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Site
 from attn_export.attention.sizes import sizes
 
@@ -30,12 +29,7 @@ def build(site: Site) -> Rewrite:
     Query, key and value whose heads were split by layout nodes are given as they were before, in
     the node's 3-D form, where the heads are merged behind it as well.
     Specification: ONNX operator Attention, opset 23.
-
-    Raises:
-        NotLowerable: the site has a window, which this op lacks.
     """
-    if site.window is not None:
-        raise NotLowerable(Reason.WINDOW, "ai.onnx Attention has no window")
     node = site.node
     operands = [operand_of(site, index) for index in range(3)]
     packed = _packed(site, operands)
@@ -45,12 +39,17 @@ def build(site: Site) -> Rewrite:
     inputs = [*(part.value for part in parts), *node.inputs[3:]]
     mask = mask_of(site)
     given = None if mask is None else as_given(mask)
-    if given is not None:
+    flagged = site.exact and site.window is None and site.query_tokens == site.key_tokens
+    if flagged:  # a flag keeps the fast kernels, a dense mask does not
+        inputs = inputs[:MASK]
+    elif given is not None:
         past = node.inputs[PAST_KEY] if len(node.inputs) > PAST_KEY else None
         inputs[MASK], nodes, weights = kernel_mask(site.name, given, query, key, past)
         b.nodes += nodes
         b.weights += weights
     attributes = {name: a.value for name, a in node.attributes.items() if not a.is_ref()}
+    if flagged:
+        attributes["is_causal"] = 1
     if packed is not None:
         attributes |= {"q_num_heads": site.heads, "kv_num_heads": site.kv_heads}
     fused = ir.node(

@@ -1,0 +1,100 @@
+"""Parts of a graph as models of their own, run on ONNX's reference evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from attn_export.errors import one_line
+from attn_export.runtimes.base import Arrays
+
+FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16}
+
+
+def result_name(index: int) -> str:
+    """The name of an output of a part."""
+    return f"result_{index}" if index else "result"
+
+
+def shape_lenders(outputs: Sequence[ir.Value], inputs: Sequence[ir.Value]) -> list[ir.Value]:
+    """Values outside of the cut-out that only lend it a size: Shape nodes read them."""
+    inside = {id(value) for value in inputs}
+    lenders: list[ir.Value] = []
+    todo = list(outputs)
+    while todo:
+        value = todo.pop()
+        node = value.producer()
+        if node is None or id(value) in inside:
+            continue
+        inside.add(id(value))
+        sources = [source for source in node.inputs if source is not None]
+        (lenders if node.op_type in ("Shape", "Size") else todo).extend(sources)
+    unique = {id(value): value for value in lenders if id(value) not in inside}
+    return list(unique.values())
+
+
+def cut(
+    model: ir.Model, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]
+) -> onnx.ModelProto:
+    """The part of the graph between values: inputs `input_0` and on, outputs as `result_name`."""
+    producer = outputs[0].producer()
+    scope = producer.graph if producer is not None and producer.graph is not None else model.graph
+    graph = ir.convenience.extract(scope, list(inputs), list(outputs))
+    for index, value in enumerate(graph.outputs):
+        value.name = result_name(index)
+    for index, value in enumerate(graph.inputs):
+        value.name = f"input_{index}"
+    imports = {**model.opset_imports, "com.microsoft": 1}
+    graph.opset_imports.update(imports)
+    part = ir.Model(graph, ir_version=model.ir_version)
+    return ir.to_proto(ir.external_data.load_to_model(part))  # weights beside a file come along
+
+
+def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same computation in float64."""
+    doubled = onnx.ModelProto()
+    doubled.CopyFrom(model)
+    for tensor in doubled.graph.initializer:
+        _double_tensor(tensor)
+    for node in doubled.graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Cast" and attribute.name == "to" and attribute.i in FLOATS:
+                attribute.i = onnx.TensorProto.DOUBLE
+            elif attribute.HasField("t"):
+                _double_tensor(attribute.t)
+    for value in [*doubled.graph.input, *doubled.graph.output, *doubled.graph.value_info]:
+        if value.type.tensor_type.elem_type in FLOATS:
+            value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+    return doubled
+
+
+def _double_tensor(tensor: onnx.TensorProto) -> None:
+    if tensor.data_type in FLOATS:
+        array = numpy_helper.to_array(tensor).astype(np.float64)
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+
+def double(array: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Floats as float64, everything else as it is."""
+    return array.astype(np.float64) if array.dtype.kind == "f" else array
+
+
+def evaluate_cut(model: ReferenceEvaluator, inputs: Arrays) -> list[NDArray[np.generic]]:
+    """The outputs; a blocked row of -inf may give NaN on the way, which numpy warns of.
+
+    Raises:
+        ValueError: the evaluator does not run it.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            return [np.asarray(array) for array in model.run(None, inputs)]
+    except Exception as error:  # whatever an operator of the evaluator raises
+        raise ValueError(
+            f"ONNX's reference evaluator does not run it ({one_line(error)})"
+        ) from error

@@ -1,0 +1,183 @@
+"""What a mask's own subgraph allows, found by running it at many sizes, not by its look.
+
+A mask that is made of weights and sizes alone is the same for every input, so that it can be run
+by itself. One that is made from integer or boolean inputs as well is run on several draws of them:
+if none of these ever lets a query see a later key, the mask is causal at least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+
+from attn_export.attention.cutting import cut, evaluate_cut, shape_lenders
+from attn_export.attention.data import BLOCKING, inputs_behind
+from attn_export.attention.site import Causal, Size
+from attn_export.attention.sizes import evaluate, size_of
+
+SMALL = ((2, 3, 5, 7, 4), (1, 6, 2, 3, 5), (9, 4, 8, 5, 6), (12, 13, 11, 6, 9))
+"""Sizes for up to five symbols, one row a run; further symbols begin again."""
+
+UNBOUNDED = 1 << 30
+"""A number from here on stands for no end, as in a slice."""
+
+LARGEST = 8192
+"""Tokens up to which a mask is run to see a window whose size is one of its constants."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a mask allows.
+
+    Attributes:
+        causal: how the last key that a query sees is counted; "none" where it sees later ones.
+        window: how many keys a query sees at most, itself included; None where all before it.
+        exact: whether the mask is this and nothing more, for every input.
+        bias: whether it adds other numbers to scores than 0 and those that block.
+    """
+
+    causal: Causal
+    window: int | None
+    exact: bool
+    bias: bool
+
+
+UNKNOWN = Structure("unknown", None, False, False)
+
+
+def structure(model: ir.Model, mask: ir.Value, tokens: tuple[Size, Size]) -> Structure:
+    """The structure of a dense mask that broadcasts to (..., S, T); UNKNOWN where it has none."""
+    behind = inputs_behind(mask)
+    if any(value.dtype is None or value.dtype.is_floating_point() for value in behind):
+        return UNKNOWN
+    try:
+        runs = list(_runs(model, mask, behind, tokens))
+    except (ValueError, OverflowError, MemoryError):  # it cannot be cut out, or does not run
+        return UNKNOWN
+    if not runs:
+        return UNKNOWN
+    aligned = [c for c in _ALIGNED if all(_within(allowed, c) for allowed, _ in runs)]
+    biased = any(other for _, other in runs)
+    if not aligned:
+        return Structure("none", None, False, biased)
+    causal = aligned[0]
+    widths = [(_width(a, causal), _width(np.ones_like(a), causal)) for a, _ in runs]
+    narrower = any(width < whole for width, whole in widths)
+    limit = max(width for width, _ in widths) if narrower else None
+    exact = not behind and not biased and all(_is(a, causal, limit) for a, _ in runs)
+    return Structure(causal, limit if exact else None, exact, biased)
+
+
+_ALIGNED: tuple[Causal, ...] = ("upper-left", "lower-right")
+
+
+def _runs(
+    model: ir.Model, mask: ir.Value, behind: list[ir.Value], tokens: tuple[Size, Size]
+) -> list[tuple[NDArray[np.bool_], bool]]:
+    """(what is allowed, whether other numbers are added) at each size, (..., S, T)."""
+    lenders = shape_lenders([mask], behind)
+    bounds = [*behind, *lenders]
+    evaluator = ReferenceEvaluator(cut(model, bounds, [mask]))
+    symbols = sorted({s for value in bounds for s in _symbols(value)} | set(_named(tokens)))
+    largest = _largest_constant(mask) if not behind else 0
+    if largest > LARGEST and symbols:
+        raise ValueError("a window may lie beyond what is run")
+    bindings = [dict(zip(symbols, _row(row, len(symbols)), strict=True)) for row in SMALL]
+    if symbols and largest > max(map(max, SMALL)):
+        bindings.append(dict.fromkeys(symbols, largest + 3))
+    found = []
+    for seed, binding in enumerate(bindings if symbols else [{}]):
+        inputs = _draw(bounds, behind, binding, seed)
+        query, key = (evaluate(size, binding) for size in tokens)
+        array = np.asarray(evaluate_cut(evaluator, inputs)[0])
+        shape = np.broadcast_shapes(array.shape, (query, key))
+        found.append(_allowed(np.broadcast_to(array, shape)))
+    return found
+
+
+def _row(row: tuple[int, ...], count: int) -> list[int]:
+    return [row[index % len(row)] for index in range(count)]
+
+
+def _draw(
+    bounds: list[ir.Value], behind: list[ir.Value], binding: Mapping[str, int], seed: int
+) -> dict[str, NDArray[np.generic]]:
+    rng = np.random.default_rng(seed)
+    drawn: dict[str, NDArray[np.generic]] = {}
+    for index, value in enumerate(bounds):
+        shape = tuple(evaluate(size, binding) for size in value.shape or ())
+        dtype = np.dtype(np.float32) if value.dtype is None else value.dtype.numpy()
+        first = seed == 0 or index >= len(behind)  # nothing is blocked; lenders lend sizes alone
+        numbers = np.ones(shape) if first else rng.integers(0, 2, shape)
+        drawn[f"input_{index}"] = numbers.astype(dtype)
+    return drawn
+
+
+def _symbols(value: ir.Value) -> set[str]:
+    if value.shape is None:
+        raise ValueError(f"the rank of '{value.name}' is unknown")
+    return set(_named(tuple(s if isinstance(s, int) else str(s.value) for s in value.shape)))
+
+
+def _named(sizes: tuple[Size, ...]) -> list[str]:
+    found = [size_of(size) for size in sizes if isinstance(size, str)]
+    return [
+        symbol.name for size in found if not isinstance(size, int) for symbol in size.free_symbols
+    ]
+
+
+def _largest_constant(mask: ir.Value) -> int:
+    """The largest whole number, or table, among the constants that a mask is made of."""
+    largest, seen, todo = 0, set[int](), [mask]
+    while todo:
+        value = todo.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        tensor = ir.convenience.get_const_tensor(value)
+        node = value.producer()
+        if tensor is not None:
+            array = tensor.numpy()
+            largest = max([largest, *array.shape])
+            number = float(array.reshape(-1)[0]) if array.size == 1 else 0.0
+            if BLOCKING < number < UNBOUNDED:
+                largest = max(largest, int(abs(number)))
+        elif node is not None:
+            todo += [source for source in node.inputs if source is not None]
+    return largest
+
+
+def _allowed(mask: NDArray[np.generic]) -> tuple[NDArray[np.bool_], bool]:
+    if mask.dtype == np.bool_:
+        return mask.astype(np.bool_), False
+    numbers = mask.astype(np.float64)
+    allowed = numbers > BLOCKING
+    return allowed, bool((numbers[allowed] != 0).any())
+
+
+def _offset(allowed: NDArray[np.bool_], causal: Causal) -> NDArray[np.int64]:
+    """How far each key lies before the last one that a causal query sees, (S, T)."""
+    queries, keys = allowed.shape[-2:]
+    last = np.arange(queries)[:, None] + (keys - queries if causal == "lower-right" else 0)
+    return last - np.arange(keys)
+
+
+def _within(allowed: NDArray[np.bool_], causal: Causal) -> bool:
+    return not allowed[..., _offset(allowed, causal) < 0].any()
+
+
+def _width(allowed: NDArray[np.bool_], causal: Causal) -> int:
+    """How many keys, from the last that it may see on, reach to the first that any query sees."""
+    seen = allowed.reshape(-1, *allowed.shape[-2:]).any(axis=0)
+    return int(_offset(allowed, causal)[seen].max(initial=0)) + 1
+
+
+def _is(allowed: NDArray[np.bool_], causal: Causal, window: int | None) -> bool:
+    offset = _offset(allowed, causal)
+    inside = (offset >= 0) & (True if window is None else offset < window)
+    return bool((allowed == inside).all())
