@@ -23,6 +23,7 @@ def form_of(site: Site, op: str, opset: int) -> Form:
     query = site.node.inputs[0]
     if query is None or query.dtype is None:
         raise NotLowerable(Reason.UNKNOWN_SHAPE, "the dtype of its query is unknown")
+    flag = bool(site.node.attributes.get_int("is_causal", 0))
     return Form(
         dtype=query.dtype.numpy().name,
         heads=site.heads,
@@ -34,13 +35,14 @@ def form_of(site: Site, op: str, opset: int) -> Form:
         key_tokens=site.key_tokens,
         cross=site.kind == "cross",
         mask=site.mask,
-        causal=site.causal,
+        causal="upper-left" if flag else "none",
+        causal_mask=not flag and site.causal in ("upper-left", "lower-right"),
         blocked_rows=site.mask != "none" and op in LEFT_TO_THE_KERNEL,
         cache=any(_has_input(site.node, index) for index in PAST_INPUTS)
         or any(_is_read(site.node, index) for index in PRESENT_OUTPUTS),
         weights=_is_read(site.node, WEIGHTS_OUTPUT),
         softcap=site.softcap != 0,
-        window=site.window is not None,
+        window=site.window is not None and site.mask == "none",
         opset=opset,
     )
 

@@ -99,11 +99,11 @@ LIMITS = (
     Limit(MULTI_HEAD_ATTENTION, ORT, ("lengths", "cache"), "mask",
           "takes no lengths of the new keys beside a cache", RAN),
 
-    Limit(GROUP_QUERY_ATTENTION, ORT, ("not causal",), "causal",
+    Limit(GROUP_QUERY_ATTENTION, ORT, ("later keys seen",), "causal",
           "is always causal before 1.30", "run on ONNX Runtime 1.22 to 1.32", before=(1, 30)),
-    Limit(GROUP_QUERY_ATTENTION, (OPENVINO,), ("not causal",), "causal",
+    Limit(GROUP_QUERY_ATTENTION, (OPENVINO,), ("later keys seen",), "causal",
           "is always causal", OPENVINO_RUN),
-    Limit(GROUP_QUERY_ATTENTION, ANYWHERE, ("not causal", "window"), "window",
+    Limit(GROUP_QUERY_ATTENTION, ANYWHERE, ("later keys seen", "window"), "window",
           "has a window only where it is causal", CONTRIB_SCHEMA),
     Limit(GROUP_QUERY_ATTENTION, ANYWHERE, ("heads that do not divide",), "heads",
           "needs a whole number of query heads for each key head", CONTRIB_SCHEMA),
@@ -130,7 +130,7 @@ LIMITS = (
     Limit(GROUP_QUERY_ATTENTION, (OPENVINO,), ("softcap",), "softcap",
           "has no softcap", OPENVINO_RUN),
 
-    Limit(SPARSE_ATTENTION, ANYWHERE, ("not causal",), "causal",
+    Limit(SPARSE_ATTENTION, ANYWHERE, ("later keys seen",), "causal",
           "is always causal", CONTRIB_SCHEMA),
     Limit(SPARSE_ATTENTION, ANYWHERE, ("softcap",), "softcap", "has no softcap", CONTRIB_SCHEMA),
     Limit(SPARSE_ATTENTION, ANYWHERE, ("values of another head size",), "heads",
