@@ -40,6 +40,7 @@ def form_of(site: Site, op: str, opset: int) -> Form:
         blocked_rows=site.mask != "none" and op in LEFT_TO_THE_KERNEL,
         cache=any(_has_input(site.node, index) for index in PAST_INPUTS)
         or any(_is_read(site.node, index) for index in PRESENT_OUTPUTS),
+        fixed_past=_past_is_fixed(site.node),
         weights=_is_read(site.node, WEIGHTS_OUTPUT),
         softcap=site.softcap != 0,
         window=site.window is not None and site.mask == "none",
@@ -50,6 +51,11 @@ def form_of(site: Site, op: str, opset: int) -> Form:
 def _batch(query: ir.Value) -> Size:
     size = query.shape[0] if query.shape is not None and len(query.shape) else None
     return size if isinstance(size, int) else str(getattr(size, "value", None) or "batch")
+
+
+def _past_is_fixed(node: ir.Node) -> bool:
+    past = node.inputs[PAST_INPUTS[0]] if _has_input(node, PAST_INPUTS[0]) else None
+    return past is not None and past.shape is not None and isinstance(past.shape[2], int)
 
 
 def _has_input(node: ir.Node, index: int) -> bool:

@@ -27,6 +27,7 @@ class Form:
         blocked_rows: a mask may leave a query without any key, and the op itself must then answer
             as PyTorch does. False where the lowering repairs such rows.
         cache: past keys and values go in, present ones come out.
+        fixed_past: the number of past tokens is the same in each call.
         window: what the op itself must do, beside a mask.
         weights: softmax(...) is read by something else than this attention.
         opset: of ai.onnx in the graph.
@@ -46,6 +47,7 @@ class Form:
     causal_mask: bool = False
     blocked_rows: bool = False
     cache: bool = False
+    fixed_past: bool = False
     weights: bool = False
     softcap: bool = False
     window: bool = False
@@ -83,6 +85,7 @@ FEATURES: dict[str, Callable[[Form], bool]] = {
     "causal, alignment unknown": lambda form: form.causal == "unknown",
     "blocked rows": lambda form: form.blocked_rows,
     "cache": lambda form: form.cache,
+    "past of a fixed size": lambda form: form.fixed_past,
     "weights read": lambda form: form.weights,
     "softcap": lambda form: form.softcap,
     "window": lambda form: form.window,

@@ -127,6 +127,8 @@ LIMITS = (
           "takes batch 1 alone", OPENVINO_RUN),
     Limit(GROUP_QUERY_ATTENTION, (OPENVINO,), ("not cache",), "cache",
           "needs the tensors of a cache", OPENVINO_RUN),
+    Limit(GROUP_QUERY_ATTENTION, (OPENVINO,), ("cache", "past of a fixed size"), "cache",
+          "reads a past of a fixed size as a buffer with room for the new tokens", OPENVINO_RUN),
     Limit(GROUP_QUERY_ATTENTION, (OPENVINO,), ("softcap",), "softcap",
           "has no softcap", OPENVINO_RUN),
 
