@@ -22,9 +22,13 @@ class Form:
         query_tokens, key_tokens: S and T; two symbols differ unless they are equal. With a cache T
             counts the new keys alone.
         cross: keys are projected from another value than queries.
+        causal: what the op itself must do, beside a mask.
+        causal_mask: the mask is known to hide all that comes later.
         blocked_rows: a mask may leave a query without any key, and the op itself must then answer
             as PyTorch does. False where the lowering repairs such rows.
         cache: past keys and values go in, present ones come out.
+        fixed_past: the number of past tokens is the same in each call.
+        window: what the op itself must do, beside a mask.
         weights: softmax(...) is read by something else than this attention.
         opset: of ai.onnx in the graph.
     """
@@ -40,8 +44,10 @@ class Form:
     cross: bool = False
     mask: Mask = "none"
     causal: Causal = "none"
+    causal_mask: bool = False
     blocked_rows: bool = False
     cache: bool = False
+    fixed_past: bool = False
     weights: bool = False
     softcap: bool = False
     window: bool = False
@@ -74,10 +80,12 @@ FEATURES: dict[str, Callable[[Form], bool]] = {
     "bool mask": lambda form: form.mask == "bool",
     "lengths": lambda form: form.mask == "lengths",
     "causal": lambda form: form.causal != "none",
+    "later keys seen": lambda form: form.causal == "none" and not form.causal_mask,
     "causal, aligned lower-right": lambda form: form.causal == "lower-right",
     "causal, alignment unknown": lambda form: form.causal == "unknown",
     "blocked rows": lambda form: form.blocked_rows,
     "cache": lambda form: form.cache,
+    "past of a fixed size": lambda form: form.fixed_past,
     "weights read": lambda form: form.weights,
     "softcap": lambda form: form.softcap,
     "window": lambda form: form.window,

@@ -26,7 +26,7 @@ RUNTIMES = {
 """Runtime -> whose version decides."""
 
 RAN = "run on ONNX Runtime 1.22 to 1.32"
-BINARY = "read in the kernel registry of onnxruntime-gpu 1.31.1"
+BINARY = "read in the binary of onnxruntime-gpu 1.31.1"
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,7 @@ def test_the_order_is_the_one_that_tensorrt_fuses() -> None:
 
 def test_without_a_mask_nothing_but_attention_is_left() -> None:
     model = attention(*ONE_HEAD, scale=0.5)
-    assert op_types(model) == ["Transpose", "Mul", "MatMul", "Softmax", "MatMul"]
+    assert op_types(model) == ["Mul", "Transpose", "MatMul", "Softmax", "MatMul"]
 
 
 def test_a_constant_mask_in_which_each_query_sees_a_key_needs_no_guard() -> None:
@@ -198,3 +198,68 @@ def test_a_constant_mask_in_which_each_query_sees_a_key_needs_no_guard() -> None
     assert "ReduceMax" in op_types(blocked)
     assert run(open_, **zero_scores(2, 2)).ravel().tolist() == pytest.approx([0.0, 0.5])
     assert run(blocked, **zero_scores(2, 2)).ravel().tolist() == pytest.approx([0.0, 0.5])
+
+
+def with_cache(is_causal: int, mask: bool) -> ir.Model:
+    """q, k, v, past_key and past_value to y, present_key and present_value, heads of size 1."""
+    sizes = {"q": "S", "k": "S", "v": "S", "past_key": "P", "past_value": "P"}
+    values = [helper.make_tensor_value_info(n, FLOAT, ["B", 1, t, 1]) for n, t in sizes.items()]
+    names = ["q", "k", "v", "mask" if mask else "", "past_key", "past_value"]
+    if mask:
+        values.append(helper.make_tensor_value_info("mask", BOOL, ["S", "P + S"]))
+    outputs = ["y", "present_key", "present_value"]
+    node = helper.make_node("Attention", names, outputs, "site", is_causal=is_causal)
+    results = [helper.make_tensor_value_info("y", FLOAT, ["B", 1, "S", 1])]
+    results += [helper.make_tensor_value_info(n, FLOAT, ["B", 1, "P + S", 1]) for n in outputs[1:]]
+    graph = helper.make_graph([node], "g", values, results)
+    opset = [helper.make_opsetid("", 23)]
+    model = ir.from_proto(helper.make_model(graph, opset_imports=opset, ir_version=10))
+    sizes_of = [{"B": 2, "S": 3, "P": 4}, {"B": 1, "S": 1, "P": 2}]
+    (outcome,) = lower(model, "ort-cpu", sizes_of, "decomposed").outcomes
+    assert (outcome.lowering, outcome.proved) == ("decomposed", "run")
+    return model
+
+
+def decoded(model: ir.Model, **more: NDArray[np.generic]) -> dict[str, NDArray[np.generic]]:
+    """Zero scores; past values 0 and 1, new ones 2 and 3."""
+    new = np.array([2, 3], np.float32).reshape(1, 1, 2, 1)
+    zero = np.zeros_like(new)
+    inputs = {"q": zero, "k": zero, "v": new, "past_key": zero, "past_value": new - 2, **more}
+    with ort_cpu.load(ir.to_proto(model).SerializeToString(), threads=1) as session:
+        return session.run(inputs)
+
+
+def test_the_past_comes_first_and_is_seen_by_every_query() -> None:
+    model = with_cache(1, False)
+    result = decoded(model)
+    assert "Attention" not in op_types(model)
+    assert result["y"].ravel().tolist() == pytest.approx([1.0, 1.5])
+    assert result["present_value"].ravel().tolist() == [0, 1, 2, 3]
+
+
+def test_a_mask_over_past_and_new_keys_hides_either() -> None:
+    mask = np.array([[0, 1, 1, 1], [1, 0, 0, 1]], bool)
+    result = decoded(with_cache(0, True), mask=mask)
+    assert result["y"].ravel().tolist() == pytest.approx([2.0, 1.5])
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(0, [2.0, 2.0]), (3, [0.5, 0.5])])
+def test_scores_or_weights_are_returned_where_they_are_read(
+    mode: int, expected: list[float]
+) -> None:
+    """Q K^T = 4 at scale 0.5 for both keys."""
+    values = [helper.make_tensor_value_info(n, FLOAT, ["B", 1, s, 1]) for n, s in
+              (("q", "S"), ("k", "T"), ("v", "T"))]  # fmt: skip
+    node = helper.make_node("Attention", ["q", "k", "v"], ["y", "", "", "scores"], "site",
+                            qk_matmul_output_mode=mode, scale=0.5)  # fmt: skip
+    results = [helper.make_tensor_value_info("y", FLOAT, ["B", 1, "S", 1]),
+               helper.make_tensor_value_info("scores", FLOAT, ["B", 1, "S", "T"])]  # fmt: skip
+    graph = helper.make_graph([node], "g", values, results)
+    opset = [helper.make_opsetid("", 23)]
+    model = ir.from_proto(helper.make_model(graph, opset_imports=opset, ir_version=10))
+    (outcome,) = lower(model, "ort-cpu", SIZES, "decomposed").outcomes
+    assert (outcome.lowering, outcome.proved) == ("decomposed", "run")
+    two = np.full((1, 1, 2, 1), 2, np.float32)
+    with ort_cpu.load(ir.to_proto(model).SerializeToString(), threads=1) as session:
+        result = session.run({"q": two[:, :, :1], "k": two, "v": two})
+    assert result["scores"].ravel().tolist() == pytest.approx(expected)

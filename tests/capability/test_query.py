@@ -53,6 +53,7 @@ def code(op: str, runtime: str, version: str, form: Form) -> str | None:
     (MULTI_HEAD_ATTENTION, "ort-cpu", ORT, replace(PLAIN, softcap=True), "softcap"),
     (GROUP_QUERY_ATTENTION, "ort-cpu", ORT, GROUPED, None),
     (GROUP_QUERY_ATTENTION, "ort-cpu", "1.29.0", GROUPED, "causal"),
+    (GROUP_QUERY_ATTENTION, "ort-cpu", "1.29.0", replace(GROUPED, causal_mask=True), None),
     (GROUP_QUERY_ATTENTION, "ort-cpu", ORT, replace(GROUPED, head_size=12), "heads"),
     (GROUP_QUERY_ATTENTION, "ort-cpu", ORT, replace(GROUPED, kv_heads=3), "heads"),
     (GROUP_QUERY_ATTENTION, "ort-cuda", ORT, GROUPED, "no-kernel"),

@@ -9,178 +9,211 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
+from attn_export.attention.builder import Builder
 from attn_export.attention.layout import constant
+from attn_export.attention.lower.cache import PAST_KEY, PAST_VALUE, PRESENT_KEY, PRESENT_VALUE
+from attn_export.attention.lower.contrib import LENGTHS, builder, operand_of
 from attn_export.attention.lower.mask import boundary
-from attn_export.attention.lower.rewrite import Rewrite, initializer, tag
+from attn_export.attention.lower.rewrite import Rewrite
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Site
 
 NAME = "decomposed"
+SCORES, SOFTMAX = 0, 3  # values of qk_matmul_output_mode; 1 and 2 changed places in ONNX 1.23
+WEIGHTS = 3
 
 
 def build(site: Site) -> Rewrite:
     """Products and a softmax from (B, N, S, H) or (B, S, N * H) inputs, the output in their layout.
 
-    Query head n reads key head n // (N / K), as PyTorch's enable_gqa and ONNX's Attention do.
+    Query head n reads key head n // (N / K), as PyTorch's enable_gqa and ONNX's Attention do. Past
+    keys and values come before the new ones, and both together are the present ones.
 
     Raises:
-        NotLowerable: the site has a cache, returns its weights, or lacks a shape.
+        NotLowerable: the site has lengths or a window without a mask, or lacks a shape.
     """
-    query, key, value = site.node.inputs[:3]
-    if query is None or key is None or value is None:
-        raise NotLowerable(Reason.UNKNOWN_SHAPE, "it lacks an input")
+    query, key, value = (operand_of(site, index) for index in range(3))
     if query.dtype is None or query.shape is None or len(query.shape) not in (3, 4):
         raise NotLowerable(Reason.UNKNOWN_SHAPE, "the dtype or rank of its query is unknown")
-    if len(site.node.outputs) > 1 or any(site.node.inputs[4:]):
-        raise NotLowerable(Reason.CACHE, "it returns a cache or its weights")
+    if _input(site, LENGTHS) is not None:
+        raise NotLowerable(Reason.MASK, "its lengths are not decomposed")
+    if site.window is not None and site.mask == "none":
+        raise NotLowerable(Reason.WINDOW, "a window is not decomposed")
     sources, mask = boundary(site)
-    b = _Builder(site, query.dtype.numpy())
+    b = _Attention(builder(site), site, query)
     packed = len(query.shape) == 3
     if packed:
-        query = b.split_heads(query, site.heads, site.head_size, "query")
-        key = b.split_heads(key, site.kv_heads, site.head_size, "key")
-        value = b.split_heads(value, site.kv_heads, site.v_head_size, "value")
-    bias, seen = b.bias(mask, query, key)
-    keys = b.repeated(b.op("Transpose", key, name="key_transposed", perm=[0, 1, 3, 2]), 2)
-    scores = b.capped(b.op("MatMul", b.scaled(query), keys, name="scores"))
-    if bias is not None:
-        scores = b.op("Add", scores, bias, name="masked")
-    weights = b.op("Softmax", scores, name="weights", axis=-1)
-    new = b.op("MatMul", weights, b.repeated(value, 3), name="weighted")
+        query = b.split_heads(query, site.heads, site.head_size)
+        key = b.split_heads(key, site.kv_heads, site.head_size)
+        value = b.split_heads(value, site.kv_heads, site.v_head_size)
+    past = _input(site, PAST_KEY), _input(site, PAST_VALUE)
+    key, value = b.joined(past[0], key), b.joined(past[1], value)
+    bias, seen = b.bias(mask, query, key, past[0])
+    new, given = b.weighed(query, key, value, bias)
     if seen is not None:
-        new = b.op("Where", seen, new, b.number("zero", 0), name="unblocked")
+        new = b.where(seen, new, b.number(0))
     if packed:
         new = b.merge_heads(new)
     old = site.node.outputs[0]
     new.shape, new.type = old.shape, old.type
-    return Rewrite(NAME, sources, old, new, b.nodes, b.weights, mask)
+    also = [(output, made) for index, made in ((PRESENT_KEY, key), (PRESENT_VALUE, value))
+            if (output := _read(site, index)) is not None]  # fmt: skip
+    if (output := _read(site, WEIGHTS)) is not None:
+        also.append((output, _weights(site, given, seen)))
+    for output, made in also:
+        made.shape, made.type = output.shape, output.type
+    begins = list({id(v): v for v in [*sources, *(v for v in past if v is not None)]}.values())
+    return Rewrite(NAME, begins, old, new, b.nodes, b.constants, mask, also)
 
 
-class _Builder:
-    """Collects the nodes and constants of one site."""
+def _input(site: Site, index: int) -> ir.Value | None:
+    return site.node.inputs[index] if len(site.node.inputs) > index else None
 
-    def __init__(self, site: Site, dtype: np.dtype[Any]) -> None:
-        self.site = site
-        self.dtype = dtype
-        self.nodes: list[ir.Node] = []
-        self.weights: list[ir.Value] = []
+
+def _read(site: Site, index: int) -> ir.Value | None:
+    """An output that something reads."""
+    if len(site.node.outputs) <= index:
+        return None
+    value = site.node.outputs[index]
+    return value if value.uses() or value.is_graph_output() else None
+
+
+def _weights(site: Site, given: dict[int, ir.Value], seen: ir.Value | None) -> ir.Value:
+    mode = site.node.attributes.get_int("qk_matmul_output_mode", 0)
+    if mode not in given or (mode == SOFTMAX and seen is not None):
+        raise NotLowerable(
+            Reason.WEIGHTS_USED, "its scores or weights are returned in a form that is not made"
+        )
+    return given[mode]
+
+
+@dataclass
+class _Attention:
+    """The steps, each from values to a value."""
+
+    builder: Builder
+    site: Site
+    like: ir.Value
+
+    @property
+    def nodes(self) -> list[ir.Node]:
+        return self.builder.nodes
+
+    @property
+    def constants(self) -> list[ir.Value]:
+        return self.builder.weights
 
     def op(
-        self, op_type: str, *inputs: ir.Value, name: str, **attributes: int | list[int]
-    ) -> ir.Value:
-        node = ir.node(op_type, list(inputs), attributes=attributes or None)
-        tag(self.site, node).name = f"{self.site.name}/{name}"
-        self.nodes.append(node)
-        return node.outputs[0]
+        self, op_type: str, *inputs: ir.Value, dtype: ir.DataType | None = None,
+        **attributes: int | list[int],
+    ) -> ir.Value:  # fmt: skip
+        return self.builder.op(op_type, inputs, None, dtype, **attributes)
 
-    def constant(self, name: str, array: NDArray[np.generic]) -> ir.Value:
-        value = initializer(f"{self.site.name}/{name}.constant", array)
-        known = next((weight for weight in self.weights if weight.name == value.name), None)
-        if known is None:
-            self.weights.append(value)
-        return known or value
+    def where(self, condition: ir.Value, then: ir.Value, otherwise: ir.Value) -> ir.Value:
+        return self.op("Where", condition, then, otherwise, dtype=self.like.dtype)
 
-    def number(self, name: str, number: float) -> ir.Value:
-        return self.constant(name, np.array(number, dtype=self.dtype))
+    def number(self, number: float) -> ir.Value:
+        return self.builder.number(number, self.like)
 
-    def integers(self, name: str, *numbers: int) -> ir.Value:
-        return self.constant(name, np.array(numbers, dtype=np.int64))
+    def integers(self, *numbers: int) -> ir.Value:
+        return self.builder.constant(np.array(numbers, dtype=np.int64))
 
-    def split_heads(self, value: ir.Value, heads: int, size: int, role: str) -> ir.Value:
+    def split_heads(self, value: ir.Value, heads: int, size: int) -> ir.Value:
         """(B, S, N * H) as (B, N, S, H)."""
-        shape = self.integers(f"{role}_heads", 0, 0, heads, size)
-        apart = self.op("Reshape", value, shape, name=f"{role}/split")
-        return self.op("Transpose", apart, name=f"{role}/heads_first", perm=[0, 2, 1, 3])
+        apart = self.op("Reshape", value, self.integers(0, 0, heads, size))
+        return self.op("Transpose", apart, perm=[0, 2, 1, 3])
 
     def merge_heads(self, value: ir.Value) -> ir.Value:
         """(B, N, S, Hv) as (B, S, N * Hv)."""
-        tokens_first = self.op("Transpose", value, name="tokens_first", perm=[0, 2, 1, 3])
-        shape = self.integers("merged", 0, 0, self.site.heads * self.site.v_head_size)
-        return self.op("Reshape", tokens_first, shape, name="merged")
+        tokens_first = self.op("Transpose", value, perm=[0, 2, 1, 3])
+        width = self.site.heads * self.site.v_head_size
+        return self.op("Reshape", tokens_first, self.integers(0, 0, width))
 
-    def repeated(self, value: ir.Value, tokens_axis: int) -> ir.Value:
-        """Each key head for all the query heads that read it; `tokens_axis` has the keys."""
+    def joined(self, past: ir.Value | None, new: ir.Value) -> ir.Value:
+        return new if past is None else self.op("Concat", past, new, axis=2)
+
+    def weighed(
+        self, query: ir.Value, key: ir.Value, value: ir.Value, bias: ir.Value | None
+    ) -> tuple[ir.Value, dict[int, ir.Value]]:
+        """softmax(scale * Q K^T, capped, biased) V; and what ONNX's Attention may return beside."""
+        site = self.site
+        if site.scale != 1:
+            query = self.op("Mul", query, self.number(site.scale))
+        keys = self.op("Transpose", key, perm=[0, 1, 3, 2])
+        raw = scores = self.op("MatMul", query, self.repeated(keys, (site.head_size, -1)))
+        if site.softcap:  # before any mask
+            cap = self.number(site.softcap)
+            scores = self.op("Mul", self.op("Tanh", self.op("Div", scores, cap)), cap)
+        if bias is not None:
+            scores = self.op("Add", scores, bias)
+        weights = self.op("Softmax", scores, axis=-1)
+        result = self.op("MatMul", weights, self.repeated(value, (-1, site.v_head_size)))
+        return result, {SCORES: raw, SOFTMAX: weights}
+
+    def repeated(self, value: ir.Value, sizes: tuple[int, int]) -> ir.Value:
+        """Each key head once for every query head that reads it; `sizes` are the last two."""
         heads, groups = self.site.heads, self.site.kv_heads
         if heads == groups:
             return value
-        role, size = "value", self.site.v_head_size
-        shape = [0, heads, -1, size]
-        if tokens_axis == 2:
-            role, shape = "key", [0, heads, self.site.head_size, -1]
-        apart = self.op("Unsqueeze", value, self.integers("group_axis", 2), name=f"{role}/group")
-        factors = self.integers("group", 1, 1, heads // groups, 1, 1)
-        copies = self.op("Expand", apart, factors, name=f"{role}/copies")
-        return self.op(
-            "Reshape", copies, self.integers(f"{role}_repeated", *shape), name=f"{role}/repeated"
-        )
-
-    def scaled(self, query: ir.Value) -> ir.Value:
-        if self.site.scale == 1:
-            return query
-        return self.op("Mul", query, self.number("scale", self.site.scale), name="scaled")
-
-    def capped(self, scores: ir.Value) -> ir.Value:
-        """softcap * tanh(scores / softcap), before any mask (ONNX Attention since 1.27)."""
-        if not self.site.softcap:
-            return scores
-        cap = self.number("softcap", self.site.softcap)
-        ratio = self.op("Div", scores, cap, name="softcap/ratio")
-        return self.op("Mul", self.op("Tanh", ratio, name="softcap/tanh"), cap, name="softcap")
+        apart = self.op("Unsqueeze", value, self.integers(2))
+        copies = self.op("Expand", apart, self.integers(1, 1, heads // groups, 1, 1))
+        return self.op("Reshape", copies, self.integers(0, heads, *sizes))
 
     def bias(
-        self, mask: ir.Value | None, query: ir.Value, key: ir.Value
+        self, mask: ir.Value | None, query: ir.Value, key: ir.Value, past: ir.Value | None
     ) -> tuple[ir.Value | None, ir.Value | None]:
         """What is added to the scores, and which rows see a key; None where all of them do."""
         causal = bool(self.site.node.attributes.get_int("is_causal", 0))
         if mask is None and not causal:
             return None, None
-        lowest = self.number("lowest", float(ir.DataType.from_numpy(self.dtype).min))
-        zero = self.number("zero", 0)
+        lowest, zero = self.number(self._lowest), self.number(0)
         if mask is None:  # every query sees the first key at least
-            return self.op("Where", self._causal(query, key), zero, lowest, name="bias"), None
+            return self.where(self._causal(query, key, past), zero, lowest), None
         bias = self._additive(self._four_axes(mask), zero, lowest)
         if causal:
-            bias = self.op("Where", self._causal(query, key), bias, lowest, name="causal/bias")
+            bias = self.where(self._causal(query, key, past), bias, lowest)
         elif _blocks_no_row(mask):
             return bias, None
-        highest = self.op("ReduceMax", bias, self.integers("last", -1), name="row", keepdims=1)
-        return bias, self.op("Greater", highest, lowest, name="seen")
+        highest = self.op("ReduceMax", bias, self.integers(-1), keepdims=1)
+        return bias, self.op("Greater", highest, lowest, dtype=ir.DataType.BOOL)
+
+    @property
+    def _lowest(self) -> float:
+        return float((self.like.dtype or ir.DataType.FLOAT).min)
 
     def _four_axes(self, mask: ir.Value) -> ir.Value:
         missing = 0 if mask.shape is None else 4 - len(mask.shape)
-        if not missing:
-            return mask
-        axes = self.integers("mask_axes", *range(missing))
-        apart = self.op("Unsqueeze", mask, axes, name="mask/axes")
-        apart.type = mask.type
-        return apart
+        return self.op("Unsqueeze", mask, self.integers(*range(missing))) if missing else mask
 
     def _additive(self, mask: ir.Value, zero: ir.Value, lowest: ir.Value) -> ir.Value:
         if self.site.mask == "bool":
-            return self.op("Where", mask, zero, lowest, name="mask/bias")
-        half = self.number("half_lowest", float(ir.DataType.from_numpy(self.dtype).min) / 2)
-        blocked = self.op("IsInf", mask, name="mask/blocked", detect_positive=0)
-        raised = self.op("Max", mask, half, name="mask/raised")
-        return self.op("Where", blocked, lowest, raised, name="mask/bias")
+            return self.where(mask, zero, lowest)
+        blocked = self.op("IsInf", mask, dtype=ir.DataType.BOOL, detect_positive=0)
+        raised = self.op("Max", mask, self.number(self._lowest / 2))
+        return self.where(blocked, lowest, raised)
 
-    def _causal(self, query: ir.Value, key: ir.Value) -> ir.Value:
-        """(S, 1) >= (T,), upper-left: query i sees the keys 0 to i."""
-        rows = self._positions(query, "query")
-        column = self.op("Unsqueeze", rows, self.integers("columns", 0, 1, 3), name="causal/rows")
-        return self.op("GreaterOrEqual", column, self._positions(key, "key"), name="causal")
+    def _causal(self, query: ir.Value, key: ir.Value, past: ir.Value | None) -> ir.Value:
+        """(S, 1) >= (T,): query i sees the new keys 0 to i, and all of the past before them."""
+        rows = self._positions(query)
+        if past is not None:
+            rows = self.op("Add", rows, self._tokens(past))
+        column = self.op("Unsqueeze", rows, self.integers(0, 1, 3))
+        keys = self._positions(key)
+        return self.op("GreaterOrEqual", column, keys, dtype=ir.DataType.BOOL)
 
-    def _positions(self, value: ir.Value, role: str) -> ir.Value:
+    def _positions(self, value: ir.Value) -> ir.Value:
         """0 to the number of tokens of a (B, N, tokens, H) value."""
-        size = self.op("Shape", value, name=f"causal/{role}/size", start=2, end=3)
-        count = self.op("Squeeze", size, name=f"causal/{role}/tokens")
-        start, step = (self.constant(f"int_{n}", np.array(n, dtype=np.int64)) for n in (0, 1))
-        return self.op("Range", start, count, step, name=f"causal/{role}/positions")
+        start, step = (self.builder.constant(np.array(n, dtype=np.int64)) for n in (0, 1))
+        return self.op("Range", start, self._tokens(value), step)
+
+    def _tokens(self, value: ir.Value) -> ir.Value:
+        size = self.op("Shape", value, dtype=ir.DataType.INT64, start=2, end=3)
+        return self.op("Squeeze", size)
 
 
 def _blocks_no_row(mask: ir.Value) -> bool:

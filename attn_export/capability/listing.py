@@ -1,0 +1,80 @@
+"""The table as a page: docs/capability.md holds what `page` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from attn_export.capability.form import Version
+from attn_export.capability.kernels import KERNELS, RUNTIMES
+from attn_export.capability.limits import LIMITS, REQUIREMENTS
+from attn_export.capability.preference import FAST_KERNELS, PREFERENCES
+from attn_export.capability.rows import BLOCKED_ROWS
+from attn_export.capability.targets import TARGETS
+
+HEAD = """# What each attention op may do on each runtime
+
+This page is made from `attn_export/capability/`; a test checks that it is up to date. Each row says
+where it is known from. What is said of ONNX Runtime's CPU provider is run by
+`tests/capability/test_facts.py`, what is said of OpenVINO by `test_openvino_facts.py` where that is
+installed; the rest was read, and no graph for those runtimes is called proved: its proofs are
+`stand-in`.
+
+An op that is not listed under Kernels has none on that runtime. Products, softmax and sums run
+everywhere: that form is called `decomposed`.
+"""
+
+
+def page() -> str:
+    """Markdown, with one table a question."""
+    return "\n".join([
+        HEAD,
+        _table("Targets", ("target", "runtime", "version assumed if not installed"),
+               ([t.name, t.runtime, f"{RUNTIMES[t.runtime]} {t.pinned}"]
+                for t in TARGETS.values())),
+        _table("Kernels", ("op", "runtime", "from", "dtypes", "source"),
+               ([k.op, k.runtime, f"{RUNTIMES[k.runtime]} {_number(k.since)}", ", ".join(k.dtypes),
+                 k.source] for k in KERNELS)),
+        _table("Refused", ("op", "on", "when", "because it", "code", "source"),
+               ([x.op, _runtimes(x.runtimes), _conditions(x.when, x.since, x.before), x.words,
+                 x.code, x.source] for x in LIMITS)),
+        _table("Required", ("op", "on", "what the node needs", "source"),
+               ([r.op, _runtimes(r.runtimes), r.words, r.source] for r in REQUIREMENTS)),
+        _table("A query whose mask allows no key",
+               ("op", "runtime", "row of", "versions", "answer", "source"),
+               ([r.op, r.runtime, r.blocked, _versions(r.since, r.before) or "all", r.answer,
+                 r.source] for r in BLOCKED_ROWS)),
+        "PyTorch gives zero for bool and -inf, the mean of the values for the lowest number.\n",
+        _table("Tried in this order", ("runtime", "when", "ops", "because", "source"),
+               ([p.runtime, _conditions(p.when), ", ".join(p.ops), p.why, p.source]
+                for p in PREFERENCES)),
+        _table("Fast kernels of CUDA", ("kernel", "dtypes", "not with", "source"),
+               ([k.name, ", ".join(k.dtypes), ", ".join(k.blockers), k.source]
+                for k in FAST_KERNELS)),
+    ])  # fmt: skip
+
+
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"## {title}", "", _line(columns), _line(["---"] * len(columns))]
+    return "\n".join([*lines, *map(_line, rows), ""])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _runtimes(names: Sequence[str]) -> str:
+    return "everywhere" if set(names) == set(RUNTIMES) else ", ".join(names)
+
+
+def _conditions(when: Sequence[str], since: Version = (0,), before: Version | None = None) -> str:
+    return "; ".join([*when, _versions(since, before)]).strip("; ") or "always"
+
+
+def _versions(since: Version, before: Version | None) -> str:
+    words = [f"from {_number(since)} on"] if since > (0,) else []
+    words += [f"before {_number(before)}"] if before is not None else []
+    return ", ".join(words)
+
+
+def _number(version: Version) -> str:
+    return ".".join(map(str, version))
