@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from attn_export.attention.lower.cache import cache_of
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Site, Size
-from attn_export.capability import STANDARD_ATTENTION, Form
+from attn_export.capability import GROUP_QUERY_ATTENTION, STANDARD_ATTENTION, Form
 
 PAST_INPUTS = (4, 5)
 PRESENT_OUTPUTS = (1, 2)
@@ -17,12 +18,18 @@ LEFT_TO_THE_KERNEL = (STANDARD_ATTENTION,)  # the other lowerings repair blocked
 def form_of(site: Site, op: str, opset: int) -> Form:
     """What `op` would have to compute.
 
+    A mask that says which keys a query may see says it to any op; only GroupQueryAttention, which
+    is causal whatever its mask, must know that the site is.
+
     Raises:
         NotLowerable: the dtype of the query is unknown.
     """
     query = site.node.inputs[0]
     if query is None or query.dtype is None:
         raise NotLowerable(Reason.UNKNOWN_SHAPE, "the dtype of its query is unknown")
+    masked = _has_input(site.node, 3) and op != GROUP_QUERY_ATTENTION
+    masked = masked and not site.node.attributes.get_int("is_causal", 0)
+    cache = cache_of(site) if op != STANDARD_ATTENTION else None
     return Form(
         dtype=query.dtype.numpy().name,
         heads=site.heads,
@@ -31,16 +38,17 @@ def form_of(site: Site, op: str, opset: int) -> Form:
         v_head_size=site.v_head_size,
         batch=_batch(query),
         query_tokens=site.query_tokens,
-        key_tokens=site.key_tokens,
+        key_tokens=site.key_tokens if cache is None else _tokens(cache.key),
         cross=site.kind == "cross",
         mask=site.mask,
-        causal=site.causal,
+        causal="none" if masked else site.causal,
         blocked_rows=site.mask != "none" and op in LEFT_TO_THE_KERNEL,
-        cache=any(_has_input(site.node, index) for index in PAST_INPUTS)
+        cache=cache is not None
+        or any(_has_input(site.node, index) for index in PAST_INPUTS)
         or any(_is_read(site.node, index) for index in PRESENT_OUTPUTS),
         weights=_is_read(site.node, WEIGHTS_OUTPUT),
         softcap=site.softcap != 0,
-        window=site.window is not None,
+        window=site.window is not None and not masked,
         opset=opset,
     )
 
@@ -48,6 +56,11 @@ def form_of(site: Site, op: str, opset: int) -> Form:
 def _batch(query: ir.Value) -> Size:
     size = query.shape[0] if query.shape is not None and len(query.shape) else None
     return size if isinstance(size, int) else str(getattr(size, "value", None) or "batch")
+
+
+def _tokens(value: ir.Value) -> Size:
+    size = value.shape[-2] if value.shape is not None else None
+    return size if isinstance(size, int) else str(getattr(size, "value", None) or "tokens")
 
 
 def _has_input(node: ir.Node, index: int) -> bool:

@@ -34,7 +34,7 @@ def build(site: Site) -> Rewrite:
     Raises:
         NotLowerable: the site has a window, which this op lacks.
     """
-    if site.window is not None:
+    if site.window is not None and mask_of(site) is None:
         raise NotLowerable(Reason.WINDOW, "ai.onnx Attention has no window")
     node = site.node
     operands = [operand_of(site, index) for index in range(3)]
