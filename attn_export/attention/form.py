@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from attn_export.attention.lower.cache import cache_of
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Site, Size
 from attn_export.capability import STANDARD_ATTENTION, Form
@@ -17,6 +18,9 @@ LEFT_TO_THE_KERNEL = (STANDARD_ATTENTION,)  # the other lowerings repair blocked
 def form_of(site: Site, op: str, opset: int) -> Form:
     """What `op` would have to compute.
 
+    A mask that says which keys a query may see says it to any op; only GroupQueryAttention, which
+    is causal whatever its mask, must know that the site is.
+
     Raises:
         NotLowerable: the dtype of the query is unknown.
     """
@@ -24,6 +28,7 @@ def form_of(site: Site, op: str, opset: int) -> Form:
     if query is None or query.dtype is None:
         raise NotLowerable(Reason.UNKNOWN_SHAPE, "the dtype of its query is unknown")
     flag = bool(site.node.attributes.get_int("is_causal", 0))
+    cache = cache_of(site) if op != STANDARD_ATTENTION else None
     return Form(
         dtype=query.dtype.numpy().name,
         heads=site.heads,
@@ -32,13 +37,14 @@ def form_of(site: Site, op: str, opset: int) -> Form:
         v_head_size=site.v_head_size,
         batch=_batch(query),
         query_tokens=site.query_tokens,
-        key_tokens=site.key_tokens,
+        key_tokens=site.key_tokens if cache is None else _tokens(cache.key),
         cross=site.kind == "cross",
         mask=site.mask,
         causal="upper-left" if flag else "none",
         causal_mask=not flag and site.causal in ("upper-left", "lower-right"),
         blocked_rows=site.mask != "none" and op in LEFT_TO_THE_KERNEL,
-        cache=any(_has_input(site.node, index) for index in PAST_INPUTS)
+        cache=cache is not None
+        or any(_has_input(site.node, index) for index in PAST_INPUTS)
         or any(_is_read(site.node, index) for index in PRESENT_OUTPUTS),
         fixed_past=_past_is_fixed(site.node),
         weights=_is_read(site.node, WEIGHTS_OUTPUT),
@@ -56,6 +62,11 @@ def _batch(query: ir.Value) -> Size:
 def _past_is_fixed(node: ir.Node) -> bool:
     past = node.inputs[PAST_INPUTS[0]] if _has_input(node, PAST_INPUTS[0]) else None
     return past is not None and past.shape is not None and isinstance(past.shape[2], int)
+
+
+def _tokens(value: ir.Value) -> Size:
+    size = value.shape[-2] if value.shape is not None else None
+    return size if isinstance(size, int) else str(getattr(size, "value", None) or "tokens")
 
 
 def _has_input(node: ir.Node, index: int) -> bool:

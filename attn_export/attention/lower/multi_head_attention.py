@@ -72,7 +72,8 @@ def _keys_and_values(
     nodes, weights = len(b.nodes), len(b.weights)
     key = tokens_first(b, new[0], "key", site.heads)
     value = tokens_first(b, new[1], "value", site.heads)
-    if cache is None and (key.heads_first or value.heads_first):
+    same = site.head_size == site.v_head_size  # the op wants it in this form
+    if cache is None and same and (key.heads_first or value.heads_first):
         del b.nodes[nodes:], b.weights[weights:]
         key, value = (TokensFirst(v, v) for v in (existing(part, AS_IT_IS) or part for part in new))
     return key, value

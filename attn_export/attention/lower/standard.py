@@ -15,6 +15,7 @@ from attn_export.attention.lower.mask import as_given, kernel_mask
 from attn_export.attention.lower.output import merges_heads, place
 from attn_export.attention.lower.rewrite import Rewrite, tag
 from attn_export.attention.lower.tokens_first import TokensFirst, tokens_first
+from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Site
 from attn_export.attention.sizes import sizes
 
@@ -29,7 +30,12 @@ def build(site: Site) -> Rewrite:
     Query, key and value whose heads were split by layout nodes are given as they were before, in
     the node's 3-D form, where the heads are merged behind it as well.
     Specification: ONNX operator Attention, opset 23.
+
+    Raises:
+        NotLowerable: the site has a window without a mask that says it.
     """
+    if site.window is not None and mask_of(site) is None:
+        raise NotLowerable(Reason.WINDOW, "ai.onnx Attention has no window")
     node = site.node
     operands = [operand_of(site, index) for index in range(3)]
     packed = _packed(site, operands)
