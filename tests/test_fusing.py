@@ -101,6 +101,14 @@ def test_weights_beside_the_source_go_beside_the_output(tmp_path: Path) -> None:
     assert {name: after[name] for name in before} == before
 
 
+def test_sites_are_proved_with_weights_that_stay_beside_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attn_export.shapes.SMALL", 100)  # so that weights of 256 bytes stay there
+    fused = fuse(beside(attention(tmp_path / "m.onnx")), tmp_path / "out.onnx")
+    assert fused.account["sites"][0]["lowering"] == "com.microsoft.Attention"
+
+
 def test_large_weights_go_beside_the_output_whatever_the_source_did(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
