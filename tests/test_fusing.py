@@ -257,6 +257,18 @@ def test_a_file_without_attention_is_converted_and_it_is_said(tmp_path: Path) ->
     assert (fused.account["total"], fused.notes[-1]) == (0, "there is no attention in this file")
 
 
+@pytest.mark.parametrize("target", ["cuda", "tensorrt"])
+def test_another_target_is_compared_on_a_stand_in_and_it_is_said(
+    tmp_path: Path, target: str
+) -> None:
+    fused = fuse(attention(tmp_path / "m.onnx"), tmp_path / "out.onnx", target=target)
+    assert fused.verification is not None
+    assert fused.notes[-1] == (
+        f"the whole graph was compared on ort-cpu, a stand-in for ort-{target}"
+    )
+    assert fused.account["sites"][0]["proved"] != "run"
+
+
 def test_the_api_is_the_packages(tmp_path: Path) -> None:
     assert attn_export.fuse is fuse
     fused = attn_export.fuse(attention(tmp_path / "m.onnx"), tmp_path / "out.onnx")
