@@ -33,10 +33,9 @@ def write_graphs(folder: Path, graphs: Mapping[str, ir.Model], data: str) -> Non
                 for graph in model.graphs():
                     for value in graph.initializers.values():
                         tensor = value.const_value
-                        if tensor is None or tensor.nbytes < THRESHOLD:
+                        if tensor is None or _stays_inside(tensor):
                             continue
-                        array = np.ascontiguousarray(tensor.numpy())
-                        raw = array.reshape(-1).view(np.uint8).data
+                        raw = _raw(tensor)
                         key = hashlib.sha256(raw).digest()
                         if key not in places:
                             file.write(b"\0" * (-file.tell() % ALIGNMENT))
@@ -51,6 +50,18 @@ def write_graphs(folder: Path, graphs: Mapping[str, ir.Model], data: str) -> Non
             (folder / name).write_bytes(proto.SerializeToString())
     if not places:
         (folder / data).unlink()
+
+
+def _stays_inside(tensor: ir.TensorProtocol) -> bool:
+    if tensor.dtype == ir.DataType.STRING:  # protobuf's own form is the only one
+        return True
+    return tensor.nbytes < THRESHOLD and not isinstance(tensor, ir.ExternalTensor)
+
+
+def _raw(tensor: ir.TensorProtocol) -> memoryview:
+    if tensor.dtype.bitwidth < 8:  # two or four to a byte, which numpy does not have
+        return memoryview(tensor.tobytes())
+    return np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data
 
 
 def _external(

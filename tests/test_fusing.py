@@ -101,6 +101,14 @@ def test_weights_beside_the_source_go_beside_the_output(tmp_path: Path) -> None:
     assert {name: after[name] for name in before} == before
 
 
+def test_sites_are_proved_with_weights_that_stay_beside_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attn_export.shapes.SMALL", 100)  # so that weights of 256 bytes stay there
+    fused = fuse(beside(attention(tmp_path / "m.onnx")), tmp_path / "out.onnx")
+    assert fused.account["sites"][0]["lowering"] == "com.microsoft.Attention"
+
+
 def test_large_weights_go_beside_the_output_whatever_the_source_did(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +255,18 @@ def test_a_file_without_attention_is_converted_and_it_is_said(tmp_path: Path) ->
                 [floats("y", 2)])  # fmt: skip
     fused = fuse(path, tmp_path / "out.onnx", require="all")
     assert (fused.account["total"], fused.notes[-1]) == (0, "there is no attention in this file")
+
+
+@pytest.mark.parametrize("target", ["cuda", "tensorrt"])
+def test_another_target_is_compared_on_a_stand_in_and_it_is_said(
+    tmp_path: Path, target: str
+) -> None:
+    fused = fuse(attention(tmp_path / "m.onnx"), tmp_path / "out.onnx", target=target)
+    assert fused.verification is not None
+    assert fused.notes[-1] == (
+        f"the whole graph was compared on ort-cpu, a stand-in for ort-{target}"
+    )
+    assert fused.account["sites"][0]["proved"] != "run"
 
 
 def test_the_api_is_the_packages(tmp_path: Path) -> None:

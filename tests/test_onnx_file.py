@@ -31,19 +31,39 @@ def test_sizes_are_followed_through_the_arithmetic_of_shapes(tmp_path: Path, ops
     assert shape_of(model, "y") == ["batch", "tokens", "8"]
 
 
+def test_bounds_that_are_computed_from_constants_are_followed(tmp_path: Path) -> None:
+    """As nn.MultiheadAttention's unflatten writes them."""
+    nodes = [
+        NODE("Shape", ["x"], ["shape"]),
+        NODE("Mod", ["two", "three"], ["end"]),
+        NODE("Slice", ["shape", "zero", "end"], ["front"]),
+        NODE("Concat", ["front", "two_fours"], ["split"], axis=0),
+        NODE("Reshape", ["x", "split"], ["a"]),
+        NODE("Softmax", ["a"], ["y"]),
+    ]
+    numbers = {"two": [2], "three": [3], "zero": [0], "two_fours": [2, 4]}
+    path = save(
+        tmp_path / "m.onnx", nodes, [floats("x", "batch", "tokens", 8)],
+        [floats("y", None, None, 2, 4)], {name: np.array(value) for name, value in numbers.items()},
+    )  # fmt: skip
+    assert shape_of(read(path).model, "a") == ["batch", "tokens", "2", "4"]
+
+
 @pytest.mark.parametrize("name", ["batch-size", "p2o.Dim.0", "N", "S", "lambda", "?", None])
 def test_any_name_of_a_size_becomes_an_identifier_and_comes_back(
     tmp_path: Path, name: str | None
 ) -> None:
-    nodes = [NODE("Softmax", ["x"], ["y"])]
+    nodes = [NODE("Neg", ["x"], ["a"]), NODE("Softmax", ["a"], ["y"])]
     path = save(tmp_path / "m.onnx", nodes, [floats("x", name, 4)], [floats("y", name, 4)])
     file = read(path)
     size, _ = shape_of(file.model, "y")
     assert size.isidentifier()
     file.symbols.restore(file.model)
     written = ir.to_proto(file.model).graph
-    for value in (written.input[0], written.output[0]):
-        assert value.type.tensor_type.shape.dim[0].dim_param == (name or "")
+    for value in (written.input[0], written.value_info[0], written.output[0]):
+        assert value.type.tensor_type.shape.dim[0].dim_param in (name or "", "")
+    if name not in (None, "?"):
+        assert written.value_info[0].type.tensor_type.shape.dim[0].dim_param == name
 
 
 def test_a_sum_of_sizes_stays_a_sum(tmp_path: Path) -> None:
