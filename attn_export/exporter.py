@@ -46,6 +46,22 @@ def to_onnx(spec: ExportSpec) -> Graph:
     Raises:
         ExportError: the model cannot be exported, a declared dimension froze, or dropout stays on.
     """
+    with exporter_state():
+        traced = trace(spec)
+        return finish(convert(traced.program), traced)
+
+
+@dataclass
+class Traced:
+    """What torch.export saw of a component: `spec` and `notes` are those of Graph."""
+
+    program: ExportedProgram
+    spec: ExportSpec
+    notes: list[str]
+
+
+def trace(spec: ExportSpec) -> Traced:
+    """The component's program, with a dynamic batch where that works. Errors are `to_onnx`'s."""
     refuse_other_precisions(spec)
     notes: list[str] = []
     declared = spec.dynamic
@@ -55,26 +71,29 @@ def to_onnx(spec: ExportSpec) -> Graph:
         sizes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in spec.inputs.items())
         notes.append(f"every size is fixed ({sizes}): the inputs share no first axis to vary")
     spec = replace(spec, dynamic=dynamic, inputs=widen(spec.inputs, dynamic))
-    with exporter_state():
-        spec = replace(spec, outputs=spec.outputs or _names(spec))
-        try:
-            program = trace(spec)
-        except ExportError as error:
-            if dynamic == declared:
-                raise
-            spec = replace(spec, dynamic=declared)
-            program = trace(spec)
-            notes.append(
-                f"the batch is fixed at {_batch(spec.inputs)}, since it could not be made dynamic"
-                f" ({error.observed})"
-            )
-        refuse_randomness(program)
-        model = _convert(program)
+    spec = replace(spec, outputs=spec.outputs or _names(spec))
+    try:
+        program = _trace(spec)
+    except ExportError as error:
+        if dynamic == declared:
+            raise
+        spec = replace(spec, dynamic=declared)
+        program = _trace(spec)
+        notes.append(
+            f"the batch is fixed at {_batch(spec.inputs)}, since it could not be made dynamic"
+            f" ({error.observed})"
+        )
+    refuse_randomness(program)
+    return Traced(program, spec, notes)
+
+
+def finish(model: ir.Model, traced: Traced) -> Graph:
+    """Mend a converted graph and give it the component's names."""
     repair(model)
-    name_values(model, spec)
-    name_sizes(model, spec)
+    name_values(model, traced.spec)
+    name_sizes(model, traced.spec)
     clean_metadata(model)
-    return Graph(model, spec, notes)
+    return Graph(model, traced.spec, traced.notes)
 
 
 def refuse_other_precisions(spec: ExportSpec) -> None:
@@ -150,7 +169,7 @@ def _names(spec: ExportSpec) -> tuple[str, ...]:
     return tuple(f"{name}_out" if name in clashes else name for name in names)
 
 
-def trace(spec: ExportSpec) -> ExportedProgram:
+def _trace(spec: ExportSpec) -> ExportedProgram:
     dims = {
         axis.name: Dim(axis.name, min=axis.min, max=axis.max)
         for axes in spec.dynamic.values()
@@ -226,11 +245,16 @@ def _is_quiet(node: torch.fx.Node, target: torch._ops.OpOverload) -> bool:
     return "train" in values and bool(values["train"] is False or values.get("p") == 0.0)
 
 
-def _convert(program: ExportedProgram) -> ir.Model:
+def convert(program: ExportedProgram, opset: int = OPSET) -> ir.Model:
+    """The program as PyTorch's exporter writes it.
+
+    Raises:
+        ExportError: it refuses.
+    """
     try:
         converted = torch.onnx.export(
             program,
-            opset_version=OPSET,
+            opset_version=opset,
             dynamo=True,
             verbose=False,
             custom_translation_table=translations(),

@@ -23,14 +23,14 @@ from attn_export.attention.count import count
 from attn_export.attention.lowering import lower
 from attn_export.capability import TARGET_RUNTIMES
 from attn_export.errors import AttnExportError, one_line
-from attn_export.exporter import Graph, exporter_state, to_onnx, trace
+from attn_export.exporter import OPSET, Graph, exporter_state, finish, trace
 from attn_export.parity.cases import build_cases, sizes_of
 from attn_export.parity.caveats import CLEAR
 from attn_export.parity.tolerance import Array
 from attn_export.reference import Case
 from attn_export.runtimes import ort_cpu
 from attn_export.source import resolve
-from benchmarks.peers import PEERS, attentions, quiet
+from benchmarks.peers import PEERS, attentions, dynamo, quiet
 
 OURS = "attn-export"
 
@@ -45,23 +45,23 @@ def main(file: str, name: str, targets: str, folder: Path) -> None:
     note(OURS if OURS not in found else next((t for t in PEERS if t not in found), None))
     source = resolve(f"{file}:{name}")
     (spec,) = source.components.values()
-    start = time.perf_counter()
-    graph = to_onnx(replace(spec, module=spec.module.eval()))
-    export_s = time.perf_counter() - start
+    with exporter_state():
+        start = time.perf_counter()
+        traced = trace(replace(spec, module=spec.module.eval()))
+        graph = finish(ir.load(dynamo(traced, folder, OPSET)), traced)
+        export_s = time.perf_counter() - start
     total = len(count(graph.model))
     cases, _ = build_cases("model", graph.spec, {}, 0)
     if OURS not in found:
         found[OURS] = ours(graph, targets.split(","), cases, folder) | {"export_s": export_s}
-    with quiet(), exporter_state():
-        program = trace(graph.spec)
     types: Mapping[str, str] = runpy.run_path(file).get("MODEL_TYPES", {})
     for tool, peer in PEERS.items():
         if tool in found:
             continue
         note(tool)
         try:
-            with quiet():
-                made = peer(graph.spec, program, folder, types.get(name, "bert"))
+            with quiet(), exporter_state():
+                made = peer(traced, folder, types.get(name, "bert"))
                 tried = [(attentions(path), path, label) for path, label in made]
             fused, path, label = max(tried, key=lambda t: t[0])
             found[tool] = {"fused": fused, "total": total, "from": label, **check(path, cases)}

@@ -10,18 +10,16 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 
 from attn_export.attention.count import ATTENTION_OPS
-from attn_export.export_workarounds import translations
-from attn_export.exporter import exporter_state
+from attn_export.exporter import OPSET, Traced, convert
 from attn_export.graph_names import name_values
 from attn_export.models.spec import ExportSpec
 from attn_export.outputs import named_tensors
@@ -40,39 +38,31 @@ def attentions(path: Path) -> int:
     return sum((node.domain, node.op_type) in ATTENTION_OPS for node in nodes.values())
 
 
-def plain_export(spec: ExportSpec, program: ExportedProgram, folder: Path, _: str) -> list[Fused]:
+def exporter(traced: Traced, folder: Path, _: str) -> list[Fused]:
     """PyTorch's own lowering at opset 23, where scaled_dot_product_attention is an operator."""
-    return [(_dynamo(spec, program, folder / "opset23.onnx", 23), "dynamo 23")]
+    return [(dynamo(traced, folder, OPSET), f"dynamo {OPSET}")]
 
 
-def onnxscript(spec: ExportSpec, program: ExportedProgram, folder: Path, _: str) -> list[Fused]:
+def onnxscript(traced: Traced, folder: Path, _: str) -> list[Fused]:
     """onnxscript.rewriter.ort_fusions.optimize_for_ort."""
     from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
-    model = ir.load(_dynamo(spec, program, folder / "opset18.onnx", DYNAMO_OPSET))
-    fused, _counts = optimize_for_ort(model)
+    fused, _counts = optimize_for_ort(ir.load(dynamo(traced, folder, DYNAMO_OPSET)))
     path = folder / "onnxscript.onnx"
     ir.save(fused, path)
     return [(path, f"dynamo {DYNAMO_OPSET}")]
 
 
-def onnxruntime(
-    spec: ExportSpec, program: ExportedProgram, folder: Path, model_type: str
-) -> list[Fused]:
+def onnxruntime(traced: Traced, folder: Path, model_type: str) -> list[Fused]:
     """onnxruntime.transformers.optimizer.optimize_model, on both exports."""
     from onnxruntime.transformers.optimizer import optimize_model
 
     exports: dict[str, Callable[[], Path]] = {
-        f"dynamo {DYNAMO_OPSET}": lambda: _dynamo(
-            spec, program, folder / "opset18.onnx", DYNAMO_OPSET
-        ),
-        f"torchscript {TORCHSCRIPT_OPSET}": lambda: _torchscript(spec, folder / "script.onnx"),
+        f"dynamo {DYNAMO_OPSET}": lambda: dynamo(traced, folder, DYNAMO_OPSET),
+        f"torchscript {TORCHSCRIPT_OPSET}": lambda: _torchscript(traced.spec, folder),
     }
-    config = getattr(spec.module, "config", None) or getattr(
-        getattr(spec.module, "model", None), "config", None
-    )
-    heads = _number(config, "num_attention_heads", "encoder_attention_heads")
-    width = _number(config, "hidden_size", "d_model")
+    modules = (traced.spec.module, getattr(traced.spec.module, "model", None))
+    configs = [module.config for module in modules if hasattr(module, "config")]
     found: list[Fused] = []
     problems = []
     for label, export in exports.items():
@@ -80,8 +70,8 @@ def onnxruntime(
             optimised = optimize_model(
                 str(export()),
                 model_type=model_type,
-                num_heads=heads,
-                hidden_size=width,
+                num_heads=_number(configs, "num_attention_heads", "encoder_attention_heads"),
+                hidden_size=_number(configs, "hidden_size", "d_model"),
                 only_onnxruntime=False,
             )
             path = folder / f"onnxruntime-{label.split()[0]}.onnx"
@@ -94,32 +84,25 @@ def onnxruntime(
     return found
 
 
-PEERS: dict[str, Callable[[ExportSpec, ExportedProgram, Path, str], list[Fused]]] = {
-    "exporter": plain_export,
+PEERS: dict[str, Callable[[Traced, Path, str], list[Fused]]] = {
+    "exporter": exporter,
     "onnxscript": onnxscript,
     "onnxruntime": onnxruntime,
 }
 
 
-def _number(config: Any, *names: str) -> int:
-    found = [getattr(config, name, None) for name in names]
+def _number(configs: Sequence[Any], *names: str) -> int:
+    found = [getattr(config, name, None) for config in configs for name in names]
     return next((value for value in found if isinstance(value, int)), 0)
 
 
-def _dynamo(spec: ExportSpec, program: ExportedProgram, path: Path, opset: int) -> Path:
+def dynamo(traced: Traced, folder: Path, opset: int) -> Path:
+    """The program at an opset, under its component's names; made once."""
+    path = folder / f"opset{opset}.onnx"
     if not path.exists():
-        with exporter_state():
-            made = torch.onnx.export(
-                program,
-                opset_version=opset,
-                dynamo=True,
-                verbose=False,
-                custom_translation_table=translations(),
-            )
-        if made is None:
-            raise RuntimeError("PyTorch's exporter returned nothing")
-        name_values(made.model, spec)
-        ir.save(made.model, path)
+        model = convert(traced.program, opset)
+        name_values(model, traced.spec)
+        ir.save(model, path)
     return path
 
 
@@ -135,20 +118,20 @@ class _Positional(nn.Module):
         return tuple(tensor for _, tensor in named_tensors(result))
 
 
-def _torchscript(spec: ExportSpec, path: Path) -> Path:
+def _torchscript(spec: ExportSpec, folder: Path) -> Path:
+    path = folder / "script.onnx"
     names = {name: spec.names.get(name, name) for name in spec.inputs}
     axes = {n: {i: axis.name for i, axis in row.items()} for n, row in spec.axes().items()}
-    with exporter_state():
-        torch.onnx.export(
-            _Positional(spec).eval(),
-            tuple(spec.inputs.values()),
-            str(path),
-            dynamo=False,
-            opset_version=TORCHSCRIPT_OPSET,
-            input_names=list(names.values()),
-            output_names=list(spec.outputs),
-            dynamic_axes=axes,
-        )
+    torch.onnx.export(
+        _Positional(spec).eval(),
+        tuple(spec.inputs.values()),
+        str(path),
+        dynamo=False,
+        opset_version=TORCHSCRIPT_OPSET,
+        input_names=list(names.values()),
+        output_names=list(spec.outputs),
+        dynamic_axes=axes,
+    )
     return path
 
 
