@@ -32,7 +32,7 @@ def build(name: str) -> Built:
         size = timm.data.resolve_model_data_config(model)["input_size"]
     except Exception as error:
         raise refused(f"timm:{name}", error) from error
-    spec = ExportSpec(model, {"x": images(*size)})
+    spec = ExportSpec(model.eval(), {"x": images(*size)})
     fetch = f"timm.create_model('{name}', pretrained=True)"
     return spec, [] if weights else [random_weights(name, fetch)]
 

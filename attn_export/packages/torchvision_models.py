@@ -36,7 +36,7 @@ def build(name: str) -> Built:
             model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
     except Exception as error:
         raise refused(f"torchvision:{name}", error) from error
-    spec = ExportSpec(model, {_first_parameter(model): images(*_size(weights))})
+    spec = ExportSpec(model.eval(), {_first_parameter(model): images(*_size(weights))})
     fetch = f"torchvision.models.get_model('{name}', weights='DEFAULT')"
     return spec, [] if file else [random_weights(name, fetch)]
 

@@ -7,8 +7,12 @@ a trained .pt file.
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import nn
 
 from attn_export.errors import UsageError
 from attn_export.models.spec import ExportSpec, Group
@@ -36,7 +40,7 @@ def build(name: str) -> Built:
         kind = (
             ultralytics.RTDETR if "rtdetr" in Path(name).stem and not trained else ultralytics.YOLO
         )
-        model = kind(file).model.float()
+        model = kind(file).model.float().eval()
     except Exception as error:
         raise refused(f"ultralytics:{name}", error) from error
     spec = _described(model, trained)
@@ -50,23 +54,39 @@ def _described(model: Any, trained: bool) -> ExportSpec:
     head = model.model[-1]
     kinds = {kind.__name__ for kind in type(head).__mro__}
     head.export, head.format, head.dynamic = True, "onnx", True
-    channels = int(model.yaml.get("channels", 3))
     side = CLASSIFICATION_SIDE if "Classify" in kinds else DETECTION_SIDE
     side = model.args.get("imgsz", side) if trained else side
-    spec = ExportSpec(model, {"x": images(channels, side, side)}, names={"x": "images"})
-    spec.outputs = ("output0", "output1") if "Segment" in kinds else ("output0",)
-    if "Detect" in kinds and head.end2end:  # (B, K, 6): x1, y1, x2, y2, score, class
-        spec.compare = {"output0": "detections"}
-        spec.groups = {
-            "output0": (
-                Group("boxes", 2, 0, 4),
-                Group("scores", 2, 4, 5),
-                Group("classes", 2, 5, 6),
-            )
-        }
-    elif "Detect" in kinds:  # (B, 4 + classes, anchors): boxes in pixels
-        spec.groups = {"output0": (Group("boxes", 1, 0, 4), Group("scores", 1, 4, 4 + head.nc))}
+    pixels = images(int(model.yaml.get("channels", 3)), side, side).sigmoid()  # from 0 to 1
+    spec = ExportSpec(model, {"x": pixels}, names={"x": "images"}, outputs=("output0",))
+    if "Segment" in kinds:
+        spec.outputs = ("output0", "output1")
+    if "Detect" in kinds and not head.end2end:  # (B, 4 + classes + others, anchors)
+        spec.groups = {"output0": _groups(head, ("boxes", 4), ("scores", head.nc))}
+        if not trained:
+            _spread(head)
     return spec
+
+
+def _groups(head: Any, *parts: tuple[str, int]) -> tuple[Group, ...]:
+    """Boxes in pixels, scores, and what a head of another task adds, one behind another."""
+    others = (("masks", "nm"), ("keypoints", "nk"), ("angle", "ne"))
+    rows = [*parts, *((name, getattr(head, size)) for name, size in others if hasattr(head, size))]
+    stops = list(accumulate(size for _, size in rows))
+    return tuple(
+        Group(name, 1, stop - size, stop) for (name, size), stop in zip(rows, stops, strict=True)
+    )
+
+
+def _spread(head: Any) -> None:
+    """Class biases as a trained head has them, so that its scores tell anchors and classes apart.
+
+    A fresh head scores every anchor near 1e-5 and a comparison of such scores says nothing.
+    """
+    with torch.no_grad():
+        for layers in head.cv3:
+            bias = [m for m in layers.modules() if isinstance(m, nn.Conv2d)][-1].bias
+            if bias is not None:
+                bias.normal_()
 
 
 def _check(ultralytics: Any, name: str) -> None:
