@@ -28,7 +28,7 @@ def traced(module: nn.Module, trace: Callable[[], Traced]) -> Traced:
     Raises:
         Exception: whatever `trace` raised first.
     """
-    with plain_outputs(module):
+    with own_attributes(module), plain_outputs(module):
         try:
             return trace()
         except Exception as refusal:
@@ -37,6 +37,22 @@ def traced(module: nn.Module, trace: Callable[[], Traced]) -> Traced:
                     return trace()
             except Exception:
                 raise refusal from None
+
+
+@contextmanager
+def own_attributes(module: nn.Module) -> Iterator[None]:
+    """What `forward` assigns to attributes while it is traced is forgotten.
+
+    A detector keeps its grid there, which tracing makes a tensor without data: the module could
+    neither be copied nor run any more.
+    """
+    before = [(child, dict(vars(child))) for child in module.modules()]
+    try:
+        yield
+    finally:
+        for child, attributes in before:
+            vars(child).clear()
+            vars(child).update(attributes)
 
 
 @contextmanager

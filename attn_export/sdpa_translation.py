@@ -6,9 +6,11 @@ keys and values (B, N, S, H) of equal batch and heads, and refuses all else.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import onnx_ir as ir
 from onnxscript import opset23
 
 op: Any = opset23
@@ -41,7 +43,9 @@ def attention(
     elif rank > 4:
         if _rank(attn_mask) > 3:
             leading = op.Concat(op.Shape(query, end=-3), op.Constant(value_ints=[1, 1, 1]), axis=0)
-            attn_mask = _merged(op.Expand(attn_mask, leading))
+            wide = op.Expand(attn_mask, leading)
+            sizes = [*query.shape[:-3], *attn_mask.shape[-3:]]
+            attn_mask = _merged(_sized(wide, attn_mask, sizes))
         operands = _each(_merged, operands)
     output, _, _, _ = op.Attention(*operands, attn_mask, scale=scale, is_causal=int(is_causal))
     if rank == 3:
@@ -67,12 +71,19 @@ def _broadcast(operands: Operands, inner: int) -> Operands:
     leading = [list(x.shape)[:-inner] for x in operands]
     if all(sizes == leading[0] for sizes in leading):
         return operands
+    rank = max(map(len, leading))
+    padded = [[1] * (rank - len(sizes)) + sizes for sizes in leading]
+    common = [next((s for s in axis if s != 1), 1) for axis in zip(*padded, strict=True)]
     ones = op.Constant(value_ints=[1] * inner)
     shapes = [op.Concat(op.Shape(x, end=-inner), ones, axis=0) for x in operands]
-    query, key, value = operands
-    for shape in shapes:  # Expand broadcasts both ways
-        query, key, value = (op.Expand(x, shape) for x in (query, key, value))
-    return query, key, value
+
+    def expanded(value: Any) -> Any:
+        result = value
+        for shape in shapes:  # Expand broadcasts both ways
+            result = op.Expand(result, shape)
+        return _sized(result, value, [*common, *value.shape[-inner:]])
+
+    return _each(expanded, operands)
 
 
 def _each(function: Callable[[Any], Any], operands: Operands) -> Operands:
@@ -83,4 +94,11 @@ def _each(function: Callable[[Any], Any], operands: Operands) -> Operands:
 def _merged(value: Any) -> Any:
     """(..., N, S, H) as (B, N, S, H)."""
     shape = op.Concat(op.Constant(value_ints=[-1]), op.Shape(value, start=-3), axis=0)
-    return op.Reshape(value, shape)
+    sizes = [math.prod(value.shape[:-3]), *value.shape[-3:]]
+    return _sized(op.Reshape(value, shape), value, sizes)
+
+
+def _sized(result: Any, like: Any, sizes: Sequence[int | ir.SymbolicDim]) -> Any:
+    """The result with its sizes, which shape inference loses where a product is symbolic."""
+    result.type, result.shape = like.type, ir.Shape(sizes)
+    return result

@@ -1,4 +1,8 @@
-"""Where a model comes from: a zoo name, `package.module:factory` or `path/file.py:factory`."""
+"""Where a model comes from.
+
+A zoo name, `package.module:factory`, `path/file.py:factory`, or the name that a package gives it:
+`timm:NAME`, `torchvision:NAME`, `ultralytics:NAME_OR_PATH`, `hf:PATH`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,9 +25,15 @@ from torch import nn
 from attn_export.errors import AttnExportError, ExportError, UsageError, one_line
 from attn_export.models.spec import ExportSpec
 from attn_export.models.zoo import ZOO
-from attn_export.signature import describe
+from attn_export.signature import bind, describe, parse_input
 
 UNUSED_INPUT = "--input was not used, since the model comes with example inputs"
+PACKAGES = {
+    "timm": "timm_models",
+    "torchvision": "torchvision_models",
+    "ultralytics": "ultralytics_models",
+    "hf": "transformers_folder",
+}
 
 
 @dataclass
@@ -56,6 +66,8 @@ def resolve(origin: str, inputs: Sequence[str] = (), dynamic: Sequence[str] = ()
         built = ZOO[origin].build()
         components = built if isinstance(built, dict) else {"model": built}
         source = Source(origin, origin, components, [UNUSED_INPUT] if inputs else [])
+    elif origin.partition(":")[0] in PACKAGES and ":" in origin:
+        source = _from_package(origin, inputs)
     elif ":" in origin:
         source = _from_factory(origin, inputs)
     else:
@@ -77,11 +89,29 @@ def _from_factory(origin: str, inputs: Sequence[str]) -> Source:
     place, _, attribute = origin.rpartition(":")
     with _importable(str(Path(place).parent) if place.endswith(".py") else ""), _seeded():
         made = _make(origin, place, attribute)
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", attribute).strip("-") or "model"
     components = made if isinstance(made, Mapping) else {"model": made}
     specs = {key: describe(origin, value, inputs) for key, value in components.items()}
     bare = any(isinstance(value, nn.Module) for value in components.values())
-    return Source(name, origin, specs, [UNUSED_INPUT] if inputs and not bare else [])
+    return Source(_slug(attribute), origin, specs, [UNUSED_INPUT] if inputs and not bare else [])
+
+
+def _from_package(origin: str, inputs: Sequence[str]) -> Source:
+    package, _, name = origin.partition(":")
+    if not name:
+        raise UsageError(f"{origin} names no model", f"put its name behind {package}:")
+    module = importlib.import_module(f"attn_export.packages.{PACKAGES[package]}")
+    with _seeded():
+        spec, notes = module.build(name)
+    if inputs:
+        named = {spec.parameter(key): value for key, value in map(parse_input, inputs)}
+        given = bind(origin, spec.module, named)
+        dynamic = {key: axes for key, axes in spec.dynamic.items() if key in given}
+        spec = replace(spec, inputs=given, dynamic=dynamic)
+    return Source(_slug(Path(name).name), origin, {"model": spec}, list(notes))
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-") or "model"
 
 
 @contextmanager

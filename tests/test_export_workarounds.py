@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,3 +92,21 @@ def test_a_forward_that_was_set_on_the_module_itself_stays_its_own() -> None:
     with plain_outputs(module):
         assert module(X)[0] is X
     assert vars(module)["forward"] is own
+
+
+class KeepsItsGrid(nn.Module):
+    """The grid is made at the first call, and kept for the next ones, as detectors do it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grid: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.grid = torch.arange(x.shape[-1]).to(x)
+        return x + self.grid
+
+
+def test_what_forward_assigns_while_it_is_traced_does_not_stay() -> None:
+    module = KeepsItsGrid().eval()
+    to_onnx(ExportSpec(module, {"x": torch.zeros(2, 3)}))
+    assert copy.deepcopy(module)(torch.zeros(1, 4)).tolist() == [[0.0, 1.0, 2.0, 3.0]]

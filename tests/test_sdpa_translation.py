@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attn_export.attention.lowering import lower
 from attn_export.exporter import to_onnx
 from attn_export.models.spec import Axis, ExportSpec
 from attn_export.parity.tolerance import Array
@@ -95,6 +96,13 @@ def answers(model: ir.Model) -> dict[str, tuple[Array, Array]]:
 
 def test_each_is_one_standard_attention(model: ir.Model) -> None:
     assert [node.op_type for node in model.graph].count("Attention") == len(CASES)
+
+
+def test_each_is_lowered_to_a_fused_op(model: ir.Model) -> None:
+    sizes = [{"batch": 1}, {"batch": 3}, {"batch": 2}]
+    account = lower(model.clone(), "ort-cpu", sizes)
+    assert {o.site.name: o.reason for o in account.outcomes if o.status != "lowered"} == {}
+    assert len(account.outcomes) == len(CASES)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -48,10 +48,12 @@ def evaluate(size: int | str | ir.SymbolicDim, binding: Mapping[str, int]) -> in
     """The number that a size is when its symbols are `binding`.
 
     Raises:
-        ValueError: a symbol has no value there.
+        ValueError: a symbol has no value there, or the size itself is unknown.
     """
     if isinstance(size, int):
         return size
+    if isinstance(size, ir.SymbolicDim) and size.value is None:
+        raise ValueError("a size is unknown")
     expression = size_of(size if isinstance(size, str) else str(size.value))
     if isinstance(expression, int):
         return expression

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
 import pytest
 
 from attn_export.attention.sizes import evaluate
@@ -14,3 +15,8 @@ def test_a_name_that_means_something_to_sympy_is_a_size_like_any_other(name: str
 
 def test_functions_in_a_size_stay_functions() -> None:
     assert evaluate("Max(S, T)*floor(T/2)", {"S": 3, "T": 5}) == 10
+
+
+def test_an_unknown_size_has_no_number() -> None:
+    with pytest.raises(ValueError, match="unknown"):
+        evaluate(ir.SymbolicDim(None), {"batch": 2})

@@ -1,0 +1,1 @@
+"""Models by the names that their own packages give them; each package is imported when named."""

@@ -1,0 +1,37 @@
+"""Every model of the packages' catalogues, with a factory for each.
+
+`attn-export inspect tests/zoo_packages/catalogue.py:timm_vit` works on any of them: the package,
+then the entry's name with underscores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from tests.zoo_packages.made import Made
+from tests.zoo_packages.timm_models import TIMM
+from tests.zoo_packages.torchvision_models import TORCHVISION
+
+
+class Architecture(Protocol):
+    @property
+    def sites(self) -> int: ...
+
+    def build(self) -> Made: ...
+
+
+CATALOGUE: dict[str, Architecture] = {
+    **{f"timm-{name}": entry for name, entry in TIMM.items()},
+    **{f"torchvision-{name}": entry for name, entry in TORCHVISION.items()},
+}
+FACTORIES: dict[str, Callable[[], Made]] = {
+    name.replace("-", "_"): entry.build for name, entry in CATALOGUE.items()
+}
+
+
+def __getattr__(name: str) -> Callable[[], Made]:
+    try:
+        return FACTORIES[name]
+    except KeyError:
+        raise AttributeError(name) from None
