@@ -24,7 +24,12 @@ def find(model: ir.Model, refused: Collection[str] = ()) -> list[Site]:
     """
     nodes = [n for n in model.graph.all_nodes() if is_attention(n) or n.name in refused]
     names, data = _names(nodes), activations(model.graph)
-    sites = [_site(node, name, data) for node, name in zip(nodes, names, strict=True)]
+    sites = []
+    for node, name in zip(nodes, names, strict=True):
+        try:
+            sites.append(_site(node, name, data))
+        except ValueError:  # its heads are not known: counted, and listed as not recognised
+            continue
     known: dict[tuple[object, ...], Structure] = {}  # layers share their masks
     return [_with_structure(model, site, known) for site in sites]
 
@@ -55,7 +60,10 @@ def _site(node: ir.Node, name: str, data: set[int]) -> Site:
     kv_heads = node.attributes.get_int("kv_num_heads", 0) or _size(key, 1)
     tokens = 2 if _rank(query) == 4 else 1
     packed = _rank(query) == 3
-    head_size = _size(query, -1) // (heads if packed else 1)
+    head_size = _known(query, -1) // (heads if packed else 1)
+    scale = node.attributes.get_float("scale", 0.0)
+    if not head_size and not scale:
+        raise ValueError(f"the scale of '{name}' is unknown")
     causal = node.attributes.get_int("is_causal", 0)
     return Site(
         name=name,
@@ -64,12 +72,12 @@ def _site(node: ir.Node, name: str, data: set[int]) -> Site:
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
-        v_head_size=_size(value, -1) // (kv_heads if packed else 1),
+        v_head_size=_known(value, -1) // (kv_heads if packed else 1),
         query_tokens=_tokens(query, tokens),
         key_tokens=_tokens(key, tokens),
         mask=_mask(node),
         causal="upper-left" if causal else "none",
-        scale=node.attributes.get_float("scale", 0.0) or 1 / math.sqrt(head_size),
+        scale=scale or 1 / math.sqrt(head_size),
         softcap=node.attributes.get_float("softcap", 0.0),
     )
 
@@ -94,6 +102,12 @@ def _with_structure(
 
 def _rank(value: ir.Value) -> int:
     return 0 if value.shape is None else len(value.shape)
+
+
+def _known(value: ir.Value, axis: int) -> int:
+    """A size; 0 where it is symbolic, as the head size is of attention between channels."""
+    size = value.shape[axis] if value.shape is not None else None
+    return size if isinstance(size, int) else 0
 
 
 def _size(value: ir.Value, axis: int) -> int:

@@ -25,10 +25,13 @@ from numpy.typing import NDArray
 
 from attn_export.attention.sizes import Size, divide, plain, sizes
 
+REPEAT = -1
+"""The axis of an atom that stays where it is: the same elements again."""
+
 
 @dataclass(frozen=True)
 class Atom:
-    """`size` steps of `stride` elements along `axis` of the root."""
+    """`size` steps of `stride` elements along `axis` of the root; none at all for REPEAT."""
 
     axis: int
     size: Size
@@ -229,8 +232,20 @@ def _transpose(view: View, node: ir.Node, value: ir.Value) -> View | None:
     return View(view.root, tuple(view.axes[axis] for axis in perm), view.offset)
 
 
+def _expand(view: View, node: ir.Node, value: ir.Value) -> View | None:
+    """An axis of size 1, or a new one, is repeated: atoms that step nowhere."""
+    before, after = sizes(node.inputs[0]) if node.inputs[0] is not None else (), sizes(value)
+    lead = len(after) - len(before)
+    axes: list[Axis] = [(Atom(REPEAT, size, 0),) if size != 1 else () for size in after[:lead]]
+    for axis, (own, size) in enumerate(zip(before, after[lead:], strict=True)):
+        if own != size and own != 1:
+            return None
+        axes.append(view.axes[axis] if own == size else (Atom(REPEAT, size, 0),))
+    return View(view.root, tuple(axes), view.offset)
+
+
 def _same(view: View, node: ir.Node, value: ir.Value) -> View | None:
-    """Identity; Expand and Cast where they change nothing."""
+    """Identity; Cast where it changes nothing."""
     before = node.inputs[0]
     kept = before is not None and before.dtype == value.dtype and sizes(before) == sizes(value)
     return view if kept else None
@@ -287,8 +302,8 @@ def _gather(view: View, node: ir.Node, value: ir.Value) -> View | None:
 
 
 _STEPS = {
-    "Expand": _same,
     "Cast": _same,
+    "Expand": _expand,
     "Flatten": _reshape,
     "Gather": _gather,
     "Identity": _same,

@@ -11,8 +11,9 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from attn_export.attention.apply import apply, drop_unused_initializers
 from attn_export.attention.canonical import canonicalise
 from attn_export.attention.count import count, others
-from attn_export.attention.find import find, is_attention
+from attn_export.attention.find import find
 from attn_export.attention.form import form_of
+from attn_export.attention.grouped import GROUPED, ungroup
 from attn_export.attention.lower import (
     contrib_attention,
     decomposed,
@@ -63,11 +64,12 @@ def lower(
         RuntimeUnavailable: no onnxruntime to prove on.
     """
     check_choice(runtime, choice)
+    _name_nodes(model)
     counted, other = count(model), tuple(others(model))
-    known = {str(node.name) for node in model.graph.all_nodes() if is_attention(node)}
     canonical = canonicalise(model, counted, sizes)
-    known |= canonical.replaced | set(canonical.refused)
+    ungroup(model, sizes)
     sites = find(model, canonical.refused)
+    known = canonical.replaced | {str(site.node.name).removesuffix(GROUPED) for site in sites}
     onnxruntime_owner()  # proofs run on it, whatever the graph is for
     version, _ = runtime_version(runtime)
     proved: set[tuple[object, ...]] = set()
@@ -88,6 +90,15 @@ def lower(
         (name, unseen.reason, str(unseen)) for name in counted if name not in known
     )
     return Account(tuple(outcomes), len(counted), unrecognised, other)
+
+
+def _name_nodes(model: ir.Model) -> None:
+    """Sites are told apart by the names of their nodes, which files of other tools may lack."""
+    used: set[str] = set()
+    for index, node in enumerate(model.graph.all_nodes()):
+        if not node.name or node.name in used:
+            node.name = f"{node.name or node.op_type}_{index}"
+        used.add(node.name)
 
 
 def _tokens(site: Site, sizes: Sequence[Mapping[str, int]]) -> tuple[int, int] | None:
@@ -142,6 +153,8 @@ def _lower_site(
     for op in dict.fromkeys([*wanted, decomposed.NAME]):
         signature = (op, *site.signature)
         try:
+            if op.startswith(CONTRIB) and not (site.head_size and site.v_head_size):
+                raise NotLowerable(Reason.HEADS, "its head size is not fixed")
             if refusal := why_not(op, runtime, version, form_of(site, op, opset)):
                 raise NotLowerable(Reason(refusal.code), str(refusal))
             apply(model, BUILDERS[op](site), sizes, brief=signature in proved)

@@ -29,8 +29,7 @@ class Site:
             made one, the node that ends it.
         kind: "self", "cross" or "causal"; self and causal project Q, K and V from one value.
             "additive" where the scores are no product of queries and keys.
-        head_size, v_head_size: H and Hv; 0 for a softmax that no op takes and that hides it,
-            null in JSON.
+        head_size, v_head_size: H and Hv; 0 where it is not known or not fixed, null in JSON.
         query_tokens, key_tokens: S and T; a symbolic size is a string.
         causal: alignment of a causal flag, or of a dense mask that lets no query see later keys.
         window: how many keys a query sees at most, itself included.

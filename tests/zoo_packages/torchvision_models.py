@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.zoo_packages.made import Made, images, stirred
+from tests.zoo_packages.made import Made, stirred
 
 
 @dataclass(frozen=True)

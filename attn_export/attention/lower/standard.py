@@ -87,6 +87,8 @@ def _packed(site: Site, operands: Sequence[ir.Value]) -> tuple[Builder, list[Tok
     """
     if all(len(sizes(value)) == 3 for value in operands):
         return builder(site), [TokensFirst(value, value) for value in operands]
+    if not site.head_size or not site.v_head_size:
+        return None
     b = builder(site)
     heads = (site.heads, site.kv_heads, site.kv_heads)
     parts = [
