@@ -17,7 +17,7 @@ from torch.export import Dim, ExportedProgram
 from attn_export.errors import ExportError, one_line
 from attn_export.export_checks import refuse_other_precisions, refuse_randomness
 from attn_export.export_repairs import repair
-from attn_export.export_workarounds import traced, translations
+from attn_export.export_workarounds import Translations, traced, translations
 from attn_export.graph_names import clean_metadata, name_sizes, name_values
 from attn_export.models.spec import Axis, ExportSpec
 from attn_export.outputs import named_tensors
@@ -194,8 +194,13 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {one_line(error)}"
 
 
-def convert(program: ExportedProgram, opset: int = OPSET) -> ir.Model:
+def convert(
+    program: ExportedProgram, opset: int = OPSET, table: Translations | None = None
+) -> ir.Model:
     """The program as PyTorch's exporter writes it.
+
+    Args:
+        table: ONNX forms of operators in place of the exporter's; `translations()` by default.
 
     Raises:
         ExportError: it refuses.
@@ -206,7 +211,7 @@ def convert(program: ExportedProgram, opset: int = OPSET) -> ir.Model:
             opset_version=opset,
             dynamo=True,
             verbose=False,
-            custom_translation_table=translations(),
+            custom_translation_table=translations() if table is None else table,
         )
     except Exception as error:
         cause = error.__cause__ or error
