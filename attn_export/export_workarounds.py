@@ -20,6 +20,7 @@ from attn_export import sdpa_translation
 from attn_export.outputs import named_tensors
 
 Traced = TypeVar("Traced")
+Translations = dict[Callable[..., Any], Callable[..., Any]]
 
 
 def traced(module: nn.Module, trace: Callable[[], Traced]) -> Traced:
@@ -96,12 +97,15 @@ def plain_outputs(module: nn.Module) -> Iterator[None]:
             del module.forward
 
 
-def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """ONNX forms of operators that the exporter has none for."""
-    return {
-        torch.ops.aten._is_all_true.default: _all_true,
-        torch.ops.aten.scaled_dot_product_attention.default: sdpa_translation.attention,
-    }
+def missing() -> Translations:
+    """ONNX forms of operators that the exporter has none for, at every opset from 18 on."""
+    return {torch.ops.aten._is_all_true.default: _all_true}
+
+
+def translations() -> Translations:
+    """Those, and attention of any number of axes, which takes opset 23."""
+    sdpa = torch.ops.aten.scaled_dot_product_attention.default
+    return {**missing(), sdpa: sdpa_translation.attention}
 
 
 def _all_true(x: Any) -> Any:

@@ -23,14 +23,14 @@ from attn_export.attention.count import count
 from attn_export.attention.lowering import lower
 from attn_export.capability import TARGET_RUNTIMES
 from attn_export.errors import AttnExportError, one_line
-from attn_export.exporter import OPSET, Graph, exporter_state, finish, trace
+from attn_export.exporter import Graph, convert, exporter_state, finish, trace
 from attn_export.parity.cases import build_cases, sizes_of
 from attn_export.parity.caveats import CLEAR
 from attn_export.parity.tolerance import Array
 from attn_export.reference import Case
 from attn_export.runtimes import ort_cpu
 from attn_export.source import resolve
-from benchmarks.peers import PEERS, attentions, dynamo, quiet
+from benchmarks.peers import PEERS, attentions, quiet
 
 OURS = "attn-export"
 
@@ -48,7 +48,7 @@ def main(file: str, name: str, targets: str, folder: Path) -> None:
     with exporter_state():
         start = time.perf_counter()
         traced = trace(replace(spec, module=spec.module.eval()))
-        graph = finish(ir.load(dynamo(traced, folder, OPSET)), traced)
+        graph = finish(convert(traced.program), traced)
         export_s = time.perf_counter() - start
     total = len(count(graph.model))
     cases, _ = build_cases("model", graph.spec, {}, 0)
@@ -62,9 +62,11 @@ def main(file: str, name: str, targets: str, folder: Path) -> None:
         try:
             with quiet(), exporter_state():
                 made = peer(traced, folder, types.get(name, "bert"))
-                tried = [(attentions(path), path, label) for path, label in made]
-            fused, path, label = max(tried, key=lambda t: t[0])
+                tried = [(attentions(path), path, plain, label) for path, plain, label in made]
+            fused, path, plain, label = max(tried, key=lambda t: t[0])
             found[tool] = {"fused": fused, "total": total, "from": label, **check(path, cases)}
+            if found[tool]["wrong"] and plain != path and check(plain, cases)["wrong"]:
+                found[tool]["wrong"] = f"export {found[tool]['wrong']}"  # not the fusion's doing
         except Exception as error:  # whatever a peer raises is its result
             found[tool] = {"problem": f"{type(error).__name__}: {one_line(error)}"}
     note(None)

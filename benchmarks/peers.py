@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.attention.count import ATTENTION_OPS
+from attn_export.export_workarounds import missing
 from attn_export.exporter import OPSET, Traced, convert
 from attn_export.graph_names import name_values
 from attn_export.models.spec import ExportSpec
@@ -26,8 +27,8 @@ from attn_export.outputs import named_tensors
 
 DYNAMO_OPSET, TORCHSCRIPT_OPSET = 18, 17
 
-Fused = tuple[Path, str]
-"""The fused graph, and the export that it was made from."""
+Fused = tuple[Path, Path, str]
+"""The fused graph, the export that it was made from, and how that was made."""
 
 
 def attentions(path: Path) -> int:
@@ -40,17 +41,18 @@ def attentions(path: Path) -> int:
 
 def exporter(traced: Traced, folder: Path, _: str) -> list[Fused]:
     """PyTorch's own lowering at opset 23, where scaled_dot_product_attention is an operator."""
-    return [(dynamo(traced, folder, OPSET), f"dynamo {OPSET}")]
+    path = dynamo(traced, folder, OPSET)
+    return [(path, path, f"dynamo {OPSET}")]
 
 
 def onnxscript(traced: Traced, folder: Path, _: str) -> list[Fused]:
     """onnxscript.rewriter.ort_fusions.optimize_for_ort."""
     from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
-    fused, _counts = optimize_for_ort(ir.load(dynamo(traced, folder, DYNAMO_OPSET)))
-    path = folder / "onnxscript.onnx"
+    plain, path = dynamo(traced, folder, DYNAMO_OPSET), folder / "onnxscript.onnx"
+    fused, _counts = optimize_for_ort(ir.load(plain))
     ir.save(fused, path)
-    return [(path, f"dynamo {DYNAMO_OPSET}")]
+    return [(path, plain, f"dynamo {DYNAMO_OPSET}")]
 
 
 def onnxruntime(traced: Traced, folder: Path, model_type: str) -> list[Fused]:
@@ -63,20 +65,23 @@ def onnxruntime(traced: Traced, folder: Path, model_type: str) -> list[Fused]:
     }
     modules = (traced.spec.module, getattr(traced.spec.module, "model", None))
     configs = [module.config for module in modules if hasattr(module, "config")]
+    heads = _number(configs, "num_attention_heads", "encoder_attention_heads")
+    width = _number(configs, "hidden_size", "d_model")
     found: list[Fused] = []
     problems = []
     for label, export in exports.items():
         try:
+            plain = export()
             optimised = optimize_model(
-                str(export()),
+                str(plain),
                 model_type=model_type,
-                num_heads=_number(configs, "num_attention_heads", "encoder_attention_heads"),
-                hidden_size=_number(configs, "hidden_size", "d_model"),
+                num_heads=heads,
+                hidden_size=width if heads else 0,  # both, or it finds them itself
                 only_onnxruntime=False,
             )
             path = folder / f"onnxruntime-{label.split()[0]}.onnx"
             optimised.save_model_to_file(str(path))
-            found.append((path, label))
+            found.append((path, plain, label))
         except Exception as error:  # the other export may still work
             problems.append(f"{label}: {type(error).__name__}: {error}")
     if not found:
@@ -100,7 +105,7 @@ def dynamo(traced: Traced, folder: Path, opset: int) -> Path:
     """The program at an opset, under its component's names; made once."""
     path = folder / f"opset{opset}.onnx"
     if not path.exists():
-        model = convert(traced.program, opset)
+        model = convert(traced.program, opset, missing())
         name_values(model, traced.spec)
         ir.save(model, path)
     return path

@@ -20,7 +20,8 @@ class Rotary(nn.Module):
         half = x.shape[-1] // 2
         frequencies = 1.0 / 100.0 ** (torch.arange(half) / half)
         angles = torch.arange(x.shape[2])[None, :, None] * frequencies
-        cos, sin = (torch.cat([f(angles)] * 2, dim=-1)[:, None] for f in (torch.cos, torch.sin))
+        angles = torch.cat([angles, angles], dim=-1)
+        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
         turned = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
         return x * cos + turned * sin
 
