@@ -12,6 +12,7 @@ from typing import Protocol
 from tests.zoo_packages.made import Made
 from tests.zoo_packages.timm_models import TIMM
 from tests.zoo_packages.torchvision_models import TORCHVISION
+from tests.zoo_packages.ultralytics_models import ULTRALYTICS
 
 
 class Architecture(Protocol):
@@ -24,6 +25,7 @@ class Architecture(Protocol):
 CATALOGUE: dict[str, Architecture] = {
     **{f"timm-{name}": entry for name, entry in TIMM.items()},
     **{f"torchvision-{name}": entry for name, entry in TORCHVISION.items()},
+    **{f"ultralytics-{name}": entry for name, entry in ULTRALYTICS.items()},
 }
 FACTORIES: dict[str, Callable[[], Made]] = {
     name.replace("-", "_"): entry.build for name, entry in CATALOGUE.items()

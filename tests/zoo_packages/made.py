@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-Made = tuple[nn.Module, Tensor]
+from attn_export.models.spec import ExportSpec
+
+Made = tuple[nn.Module, Tensor] | ExportSpec
 
 
 def images(size: int, channels: int = 3) -> Tensor:

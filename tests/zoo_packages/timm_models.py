@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,15 @@ PLAIN: Mapping[str, Any] = {
     "embed_dim": 32,
     "depth": 2,
     "num_heads": 4,
+}
+TNT: Mapping[str, Any] = {
+    "img_size": 32,
+    "patch_size": 16,
+    "embed_dim": 32,
+    "depth": 2,
+    "inner_dim": 8,
+    "num_heads_outer": 4,
+    "num_heads_inner": 2,
 }
 
 
@@ -41,7 +50,6 @@ class Timm:
     image: int = 64
     options: Mapping[str, Any] = field(default_factory=dict)
     fused: bool = True
-    wrap: Callable[[Any], Any] = lambda model: model
 
     def build(self) -> Made:
         import timm
@@ -53,7 +61,7 @@ class Timm:
             model = timm.create_model(self.name, num_classes=5, **self.options)
         finally:
             set_fused_attn(before)
-        return stirred(self.wrap(model)), images(self.image)
+        return stirred(model), images(self.image)
 
 
 def plain(name: str, *, sites: int = 2, fused: bool = True, **options: Any) -> Timm:
@@ -91,7 +99,7 @@ TIMM: dict[str, Timm] = {
     "swin-v2-cr": windowed("swinv2_cr_tiny_224", window_size=4),
     "cait": plain("cait_xxs24_224", sites=4),
     "crossvit": Timm("crossvit_tiny_240", 0, 240),
-    "tnt": Timm("tnt_s_patch16_224", 4, 32, {"img_size": 32, "patch_size": 16, "embed_dim": 32, "depth": 2, "inner_dim": 8, "num_heads_outer": 4, "num_heads_inner": 2}),
+    "tnt": Timm("tnt_s_patch16_224", 4, 32, TNT),
     "convit": plain("convit_tiny", local_up_to_layer=1),
     "pit": Timm("pit_ti_224", 12, 224),
     "xcit": plain("xcit_nano_12_p16_224"),

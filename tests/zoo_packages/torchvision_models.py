@@ -25,7 +25,8 @@ class Torchvision:
         import torchvision
 
         generator = torch.Generator().manual_seed(0)
-        return stirred(self.make(torchvision.models)), torch.randn(2, *self.size, generator=generator)
+        inputs = torch.randn(2, *self.size, generator=generator)
+        return stirred(self.make(torchvision.models)), inputs
 
 
 def vit(models: Any) -> nn.Module:
@@ -62,14 +63,14 @@ def mvit_video(models: Any) -> nn.Module:
     """The second block halves the queries, keys and values are pooled: S differs from T."""
     mvit = models.video.mvit
     shared = {"input_channels": 16, "kernel_q": [3, 3, 3], "kernel_kv": [3, 3, 3]}
-    blocks = [
-        mvit.MSBlockConfig(num_heads=2, output_channels=16, stride_q=[], stride_kv=[1, 2, 2], **shared),
-        mvit.MSBlockConfig(
-            num_heads=4, output_channels=32, stride_q=[1, 2, 2], stride_kv=[1, 1, 1], **shared
-        ),
-    ]
+    first = mvit.MSBlockConfig(
+        num_heads=2, output_channels=16, stride_q=[1, 1, 1], stride_kv=[1, 2, 2], **shared
+    )
+    second = mvit.MSBlockConfig(
+        num_heads=4, output_channels=32, stride_q=[1, 2, 2], stride_kv=[1, 1, 1], **shared
+    )
     return mvit.MViT(
-        spatial_size=(32, 32), temporal_size=4, block_setting=blocks, residual_pool=True,
+        spatial_size=(32, 32), temporal_size=4, block_setting=[first, second], residual_pool=True,
         residual_with_cls_embed=False, rel_pos_embed=True, proj_after_attn=True, num_classes=5,
     )  # fmt: skip
 
