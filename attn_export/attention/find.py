@@ -9,6 +9,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from attn_export.attention.data import activations, one_source
+from attn_export.attention.fused import fused_site, is_fused
 from attn_export.attention.metadata import MODULE
 from attn_export.attention.site import Mask, Site, Size
 from attn_export.attention.structure import Structure, structure
@@ -17,12 +18,16 @@ from attn_export.attention.written.softmaxes import softmax
 
 
 def find(model: ir.Model, refused: Collection[str] = ()) -> list[Site]:
-    """The sites in the order of the graph: each standard Attention node is one.
+    """The sites in the order of the graph: each Attention node is one.
 
     Args:
         refused: names of the nodes that end a softmax which could not be made one.
     """
-    nodes = [n for n in model.graph.all_nodes() if is_attention(n) or n.name in refused]
+    nodes = [
+        node
+        for node in model.graph.all_nodes()
+        if is_attention(node) or is_fused(node) or node.name in refused
+    ]
     names, data = _names(nodes), activations(model.graph)
     sites = []
     for node, name in zip(nodes, names, strict=True):
@@ -53,6 +58,8 @@ def _site(node: ir.Node, name: str, data: set[int]) -> Site:
     written = softmax(node)
     if written is not None:
         return describe(written, name, data)
+    if is_fused(node):
+        return fused_site(node, name, data)
     query, key, value = node.inputs[:3]
     if query is None or key is None or value is None:
         raise ValueError(f"Attention node '{name}' lacks an input")

@@ -13,6 +13,7 @@ from attn_export.attention.canonical import canonicalise
 from attn_export.attention.count import count, others
 from attn_export.attention.find import find
 from attn_export.attention.form import form_of
+from attn_export.attention.fused import is_fused
 from attn_export.attention.grouped import GROUPED, ungroup
 from attn_export.attention.lower import (
     contrib_attention,
@@ -77,7 +78,9 @@ def lower(
     for index, site in enumerate(sites):
         progress(f"proving {site.name} ({index + 1} of {len(sites)})")
         refusal = canonical.refused.get(str(site.node.name))
-        if refusal is None:
+        if is_fused(site.node):
+            outcome = _as_given(site, runtime)
+        elif refusal is None:
             outcome = _lower_site(model, site, runtime, version, sizes, choice, proved)
         else:
             outcome = Outcome(site, None, "refused", (refusal,))
@@ -90,6 +93,15 @@ def lower(
         (name, unseen.reason, str(unseen)) for name in counted if name not in known
     )
     return Account(tuple(outcomes), len(counted), unrecognised, other)
+
+
+def _as_given(site: Site, runtime: str) -> Outcome:
+    """A node that the file has already; nothing is changed, so there is nothing to prove."""
+    op = f"{CONTRIB}{site.node.op_type}"
+    if not any(kernel.op == op and kernel.runtime == runtime for kernel in KERNELS):
+        missing = NotLowerable(Reason.NO_KERNEL, f"{runtime} has no kernel for {op}")
+        return Outcome(site, None, "refused", (missing,))
+    return Outcome(site, op, "lowered", rule="it was fused before")
 
 
 def _name_nodes(model: ir.Model) -> None:
