@@ -70,9 +70,11 @@ def test_a_cache_becomes_an_input_for_each_tensor() -> None:
 
 
 def test_every_call_starts_from_the_tensors_that_it_is_given() -> None:
-    spec = described()
+    own = cache()
+    spec = described(cache=own)
     for _ in range(2):  # 4 ones, then the sum of 2 x^2
         assert spec.module(**spec.inputs)["y"].tolist() == [4 + 2 * 5, 4 + 2 * 50]
+    assert own.layers[0].keys.shape[2] == 4
     copied = copy.deepcopy(spec.module).double()
     doubles = {name: value.double() for name, value in spec.inputs.items()}
     assert copied(**doubles)["y"].dtype is torch.float64
