@@ -73,6 +73,7 @@ def trace(spec: ExportSpec) -> Traced:
         notes.append(f"every size is fixed ({sizes}): the inputs share no first axis to vary")
     spec = replace(spec, dynamic=dynamic, inputs=widen(spec.inputs, dynamic))
     spec = replace(spec, outputs=spec.outputs or _names(spec))
+    spec = replace(spec, state=spec.state or _caches(spec))
     try:
         program = _trace(spec)
     except ExportError as error:
@@ -156,6 +157,12 @@ def _names(spec: ExportSpec) -> tuple[str, ...]:
         raise ExportError("the model returned no tensor", "return at least one")
     clashes = set(names) & set(spec.inputs)
     return tuple(f"{name}_out" if name in clashes else name for name in names)
+
+
+def _caches(spec: ExportSpec) -> tuple[tuple[str, str, int], ...]:
+    """(`present.N.key`, `past_key_values.N.key`, 2) for each cache that goes in and comes out."""
+    pasts = {name.replace("past_key_values", "present", 1): name for name in spec.names.values()}
+    return tuple((output, pasts[output], 2) for output in spec.outputs if output in pasts)
 
 
 def _trace(spec: ExportSpec) -> ExportedProgram:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from attn_export.errors import ExportError
@@ -49,12 +49,15 @@ def _name(path: Sequence[Any]) -> str:
 
 
 def _is_cache(value: Any) -> bool:
-    return hasattr(value, "self_attention_cache") or _is_layered(value)
+    return hasattr(value, "self_attention_cache") or is_layered(value)
 
 
-def _is_layered(value: Any) -> bool:
+def is_layered(value: Any) -> bool:
+    """Whether a value is one cache, with keys and values in each of its layers."""
     layers = getattr(value, "layers", None)
-    return isinstance(layers, list) and all(hasattr(layer, "keys") for layer in layers)
+    if isinstance(value, nn.Module) or not isinstance(layers, list) or not layers:
+        return False
+    return all(hasattr(layer, "keys") and hasattr(layer, "values") for layer in layers)
 
 
 def _cached(cache: Any) -> Iterator[tuple[str, Tensor]]:

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.errors import ExportError, UsageError, one_line
+from attn_export.inputs import tensors_only
 from attn_export.models.spec import Axis, ExportSpec
+from attn_export.outputs import is_layered
 
 BATCH = Axis("batch", 1, 1024)
 HOW_DYNAMIC = "declare {input: {axis: name}}, with axes counted from 0"
@@ -39,9 +41,18 @@ def describe(origin: str, made: Any, options: Sequence[str] = ()) -> ExportSpec:
         )
     module = parts[0]
     given = parts[1] if len(parts) > 1 else _examples(origin, module, options)
-    inputs = bind(origin, module, given)
-    dynamic = read_dynamic(origin, inputs, parts[2] or {}) if len(parts) == 3 else {}
-    return ExportSpec(module=module, inputs=inputs, dynamic=dynamic)
+    values = _by_name(origin, module, given)
+    module, inputs, names = tensors_only(module, values)
+    _check(origin, inputs)
+    declared = (parts[2] or {}) if len(parts) == 3 else {}
+    if isinstance(declared, (tuple, list)):
+        declared = dict(zip(values, declared, strict=False))
+    if isinstance(declared, Mapping) and names:  # what is said of a cache holds for all of it
+        of_caches = [axes for name, axes in declared.items() if is_layered(values.get(name))]
+        declared = {n: axes for n, axes in declared.items() if not is_layered(values.get(n))}
+        declared |= {name: axes for axes in of_caches for name in names}
+    dynamic = read_dynamic(origin, inputs, declared)
+    return ExportSpec(module=module, inputs=inputs, dynamic=dynamic, names=names)
 
 
 def _examples(origin: str, module: nn.Module, options: Sequence[str]) -> Any:
@@ -63,6 +74,12 @@ def bind(origin: str, module: nn.Module, given: Any) -> dict[str, Tensor]:
     Raises:
         ExportError: they do not fit, or one of them is not a tensor.
     """
+    named = _by_name(origin, module, given)
+    _check(origin, named)
+    return named
+
+
+def _by_name(origin: str, module: nn.Module, given: Any) -> dict[str, Any]:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = {}
     if isinstance(given, Mapping):
@@ -85,6 +102,10 @@ def bind(origin: str, module: nn.Module, given: Any) -> dict[str, Tensor]:
             named.update(value)
         elif value is not None:
             named[name] = value
+    return named
+
+
+def _check(origin: str, named: Mapping[str, Any]) -> None:
     for name, value in named.items():
         if not isinstance(value, Tensor):
             raise ExportError(
@@ -95,7 +116,6 @@ def bind(origin: str, module: nn.Module, given: Any) -> dict[str, Tensor]:
             raise ExportError(f"input '{name}' of {origin} is bfloat16", NO_BFLOAT16)
     if not named:
         raise ExportError(f"{origin} has no example inputs", "give at least one tensor")
-    return named
 
 
 def read_dynamic(
