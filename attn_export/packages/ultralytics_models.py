@@ -53,7 +53,8 @@ def _described(model: Any, trained: bool) -> ExportSpec:
     """Names, sizes and groups as the package's own exporter and documentation have them."""
     head = model.model[-1]
     kinds = {kind.__name__ for kind in type(head).__mro__}
-    head.export, head.format, head.dynamic = True, "onnx", True
+    head.export, head.format = True, "onnx"
+    head.dynamic = "Detect" in kinds  # with a fixed image size a decoder of queries needs it not
     side = CLASSIFICATION_SIDE if "Classify" in kinds else DETECTION_SIDE
     side = model.args.get("imgsz", side) if trained else side
     pixels = images(int(model.yaml.get("channels", 3)), side, side).sigmoid()  # from 0 to 1
