@@ -25,7 +25,9 @@ class Torchvision:
         import torchvision
 
         generator = torch.Generator().manual_seed(0)
-        return stirred(self.make(torchvision.models)), torch.randn(2, *self.size, generator=generator)
+        return stirred(self.make(torchvision.models)), torch.randn(
+            2, *self.size, generator=generator
+        )
 
 
 def vit(models: Any) -> nn.Module:
@@ -63,7 +65,9 @@ def mvit_video(models: Any) -> nn.Module:
     mvit = models.video.mvit
     shared = {"input_channels": 16, "kernel_q": [3, 3, 3], "kernel_kv": [3, 3, 3]}
     blocks = [
-        mvit.MSBlockConfig(num_heads=2, output_channels=16, stride_q=[], stride_kv=[1, 2, 2], **shared),
+        mvit.MSBlockConfig(
+            num_heads=2, output_channels=16, stride_q=[], stride_kv=[1, 2, 2], **shared
+        ),
         mvit.MSBlockConfig(
             num_heads=4, output_channels=32, stride_q=[1, 2, 2], stride_kv=[1, 1, 1], **shared
         ),
