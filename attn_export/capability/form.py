@@ -64,6 +64,10 @@ def _fewer_queries(form: Form) -> bool:
     return S < T if isinstance(S, int) and isinstance(T, int) else S != T
 
 
+def _many_keys(form: Form) -> bool:
+    return isinstance(form.key_tokens, int) and form.key_tokens >= 2048
+
+
 FEATURES: dict[str, Callable[[Form], bool]] = {
     "grouped heads": lambda form: form.heads != form.kv_heads,
     "heads that do not divide": lambda form: form.heads % form.kv_heads != 0,
@@ -72,6 +76,7 @@ FEATURES: dict[str, Callable[[Form], bool]] = {
     "head size above 256": lambda form: form.head_size > 256,
     "several rows": lambda form: form.batch != 1,
     "several queries": lambda form: form.query_tokens != 1,
+    "2,048 keys or more": _many_keys,
     "S and T may differ": lambda form: form.query_tokens != form.key_tokens,
     "S may be below T": _fewer_queries,
     "cross-attention": lambda form: form.cross,
