@@ -9,11 +9,9 @@ from torch import nn
 
 from attn_export.attention.lowering import lower
 from attn_export.errors import UsageError
-from attn_export.exporter import to_onnx
-from attn_export.models.spec import ExportSpec
 from attn_export.parity.cases import sizes_of
 from tests.attention import modules as m
-from tests.attention.graphs import BATCH, SIZES, exported, op_types, run, seeded
+from tests.attention.graphs import SIZES, exported, op_types, run, seeded
 
 CONTRIB, MHA = "com.microsoft.Attention", "com.microsoft.MultiHeadAttention"
 STANDARD = "ai.onnx.Attention"
@@ -87,10 +85,14 @@ MASKS = [
 ]
 
 
+EITHER = pytest.mark.parametrize(("choice", "op"), [("contrib", MHA), ("standard", STANDARD)])
+
+
 @pytest.mark.parametrize("shape", MASKS)
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+@EITHER
 def test_masks_of_every_broadcastable_shape_equal_pytorch(
-    shape: tuple[int, ...], dtype: torch.dtype
+    shape: tuple[int, ...], dtype: torch.dtype, choice: str, op: str
 ) -> None:
     class Attention(nn.Module):
         def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor):
@@ -102,8 +104,8 @@ def test_masks_of_every_broadcastable_shape_equal_pytorch(
     mask[..., 0] = True
     inputs = {"q": q, "k": k, "v": v, "mask": mask if dtype == torch.bool else mask.float() * 3}
     graph = exported(Attention(), **inputs)
-    (outcome,) = lower(graph.model, "ort-cpu", sizes_of(graph.spec)).outcomes
-    assert outcome.lowering == STANDARD
+    (outcome,) = lower(graph.model, "ort-cpu", sizes_of(graph.spec), choice).outcomes
+    assert outcome.lowering == op
     expected = Attention()(**inputs)
     np.testing.assert_allclose(run(graph.model, **inputs), expected, atol=2e-6)
 
@@ -140,8 +142,9 @@ def test_a_blocked_row_is_zero_as_in_pytorch() -> None:
 
 
 @pytest.mark.parametrize(("number", "expected"), [(-torch.inf, 0.0), (torch.finfo().min, 1.5)])
+@EITHER
 def test_rows_blocked_by_an_additive_mask_get_what_pytorch_gives(
-    number: float, expected: float
+    number: float, expected: float, choice: str, op: str
 ) -> None:
     """0 for -inf; the mean of the values 0, 1, 2, 3 for the most negative number."""
 
@@ -154,25 +157,24 @@ def test_rows_blocked_by_an_additive_mask_get_what_pytorch_gives(
     mask = torch.zeros(1, 1, 4, 4)
     mask[..., 0, :], mask[..., 1, 2:] = number, number
     graph = exported(Attention(), v=v, mask=mask)
-    (outcome,) = lower(graph.model, "ort-cpu", sizes_of(graph.spec)).outcomes
-    assert (outcome.lowering, outcome.blocked_rows) == (STANDARD, "same")
+    (outcome,) = lower(graph.model, "ort-cpu", sizes_of(graph.spec), choice).outcomes
+    assert (outcome.lowering, outcome.blocked_rows) == (op, "same")
     result = run(graph.model, v=v, mask=mask).ravel()
     assert result.tolist() == pytest.approx([expected, 0.5, 1.5, 1.5])
     np.testing.assert_allclose(result, Attention()(v, mask).ravel(), atol=1e-6)
 
 
-@pytest.mark.parametrize(("module", "reason"), [
-    (m.QueryNorm, "not a linear projection"),
-    (m.Unmerged, "heads are not merged"),
+@pytest.mark.parametrize(("module", "op", "reason"), [
+    (m.QueryNorm, MHA, "not a linear projection"),
+    (m.Unmerged, CONTRIB, ""),
 ])  # fmt: skip
-def test_what_no_packed_op_takes_stays_standard_attention_and_says_why(
-    module: type[nn.Module], reason: str
-) -> None:
+def test_an_op_that_is_passed_over_says_why(module: type[nn.Module], op: str, reason: str) -> None:
     model = seeded(module)
     graph = exported(model, x=torch.randn(2, 5, m.D))
     (outcome,) = lower(graph.model, "ort-cpu", SIZES).outcomes
-    assert outcome.lowering == STANDARD
+    assert outcome.lowering == op
     assert reason in outcome.reason
+    assert bool(outcome.reason) is bool(reason)
     x = torch.randn(3, 9, m.D)
     np.testing.assert_allclose(run(graph.model, x=x), model(x).detach(), atol=3e-6)
 
@@ -198,13 +200,20 @@ def test_an_unknown_choice_is_a_usage_error() -> None:
 
 
 def test_a_forced_op_that_cannot_take_the_site_is_a_refusal_with_its_reasons() -> None:
-    inputs = {"x": torch.randn(2, 5, m.D), "mask": torch.ones(5, 5) > 0}
-    graph = to_onnx(ExportSpec(seeded(m.Masked), inputs, {"x": {0: BATCH}}, ("y",)))
+    """Grouped heads that are not causal: no com.microsoft op computes them."""
+
+    class Grouped(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q = m.split_heads(x)
+            k = q[:, :2]
+            return nn.functional.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+
+    graph = exported(Grouped().eval(), x=torch.randn(2, 5, m.D))
     account = lower(graph.model, "ort-cpu", SIZES, "contrib")
     (outcome,) = account.outcomes
     assert (outcome.lowering, outcome.status, account.refused) == ("decomposed", "refused", 1)
     assert "ai.onnx.Attention" not in op_types(graph.model)
-    assert "bool mask" in outcome.reason
+    assert "grouped heads" in outcome.reason
 
 
 def test_every_block_is_named_after_its_module_and_line() -> None:
@@ -226,8 +235,11 @@ class _Named(nn.Module):
         return self.stack(x)
 
 
-def test_a_query_that_broadcasts_over_the_batch_is_decomposed_and_runs() -> None:
-    """No Attention kernel takes it; MatMul does."""
+@pytest.mark.parametrize(("choice", "op", "lowered"), [
+    ("auto", MHA, 1), ("standard", STANDARD, 1), ("decomposed", "decomposed", 0),
+])  # fmt: skip
+def test_a_query_that_broadcasts_over_the_batch_runs(choice: str, op: str, lowered: int) -> None:
+    """Kernels do not broadcast it, so it is expanded for them; a product does."""
 
     class Latents(nn.Module):
         def __init__(self) -> None:
@@ -240,8 +252,8 @@ def test_a_query_that_broadcasts_over_the_batch_is_decomposed_and_runs() -> None
 
     model = seeded(Latents)
     graph = exported(model, x=torch.randn(2, 5, m.D))
-    account = lower(graph.model, "ort-cpu", SIZES)
+    account = lower(graph.model, "ort-cpu", SIZES, choice)
     (outcome,) = account.outcomes
-    assert (outcome.lowering, outcome.status, account.lowered) == ("decomposed", "refused", 0)
+    assert (outcome.lowering, account.lowered) == (op, lowered)
     x = torch.randn(3, 9, m.D)
     np.testing.assert_allclose(run(graph.model, x=x), model(x).detach(), atol=3e-6)
