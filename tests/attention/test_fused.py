@@ -12,14 +12,18 @@ from tests.attention.graphs import SIZES, exported, seeded
 
 @pytest.mark.parametrize(
     ("module", "op"),
-    [(m.Separate, "com.microsoft.Attention"), (m.Cross, "com.microsoft.MultiHeadAttention")],
+    [
+        (m.Separate, "com.microsoft.Attention"),
+        (m.Cross, "com.microsoft.MultiHeadAttention"),
+        (m.Causal, "com.microsoft.Attention"),
+    ],
 )
 def test_what_was_lowered_once_is_lowered_still(module: type[m.Block], op: str) -> None:
     inputs = {"x": torch.randn(2, 5, m.D), "context": torch.randn(2, 4, m.D)}
     if module is not m.Cross:
         del inputs["context"]
     graph = exported(seeded(module), **inputs)
-    (first,) = lower(graph.model, "ort-cpu", SIZES).outcomes
+    (first,) = lower(graph.model, "ort-cpu", SIZES, "contrib").outcomes
     account = lower(graph.model, "ort-cpu", SIZES)
     (again,) = account.outcomes
     assert (account.total, account.lowered, account.refused) == (1, 1, 0)

@@ -128,7 +128,7 @@ def test_masks_made_of_weights_and_sizes_are_proved_as_they_are(
     model = seeded(module)
     graph = exported(model, x=torch.randn(2, 5, m.D))
     (outcome,) = lower(graph.model, "ort-cpu", SIZES).outcomes
-    assert (outcome.lowering, outcome.site.mask) == ("ai.onnx.Attention", mask)
+    assert (outcome.lowering, outcome.site.mask) == ("com.microsoft.Attention", mask)
     for batch, tokens in ((1, 1), (3, 9), (2, 33)):
         x = torch.randn(batch, tokens, m.D)
         np.testing.assert_allclose(run(graph.model, x=x), model(x).detach(), atol=5e-6)
@@ -282,7 +282,7 @@ def test_padding_masks_with_holes_and_without_any_key_give_pytorchs_answers() ->
     axes = {0: BATCH, 1: TOKENS}
     graph = to_onnx(ExportSpec(model, inputs, dict.fromkeys(inputs, axes), ("y",)))
     (outcome,) = lower(graph.model, "ort-cpu", sizes_of(graph.spec)).outcomes
-    assert (outcome.lowering, outcome.proved) == ("ai.onnx.Attention", "run")
+    assert (outcome.lowering, outcome.proved) == ("com.microsoft.Attention", "run")
     x = torch.randn(5, 6, m.D)
     rows = ["111111", "101010", "000111", "111000", "000000"]
     mask = torch.tensor([[int(digit) for digit in row] for row in rows])

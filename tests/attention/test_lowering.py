@@ -65,11 +65,12 @@ def test_a_projection_without_bias_gets_a_zero_one() -> None:
     np.testing.assert_array_equal(bias.numpy(), np.zeros(3 * m.D, np.float32))
 
 
-def test_cross_attention_becomes_multi_head_attention() -> None:
+@pytest.mark.parametrize(("choice", "op"), [("auto", STANDARD), ("contrib", MHA)])
+def test_cross_attention_becomes_one_node_without_layout_nodes(choice: str, op: str) -> None:
     model = seeded(m.Cross)
     graph = exported(model, x=torch.randn(2, 5, m.D), context=torch.randn(2, 3, m.D))
-    (outcome,) = lower(graph.model, "ort-cpu", SIZES).outcomes
-    assert (outcome.lowering, outcome.site.kind) == (MHA, "cross")
+    (outcome,) = lower(graph.model, "ort-cpu", SIZES, choice).outcomes
+    assert (outcome.lowering, outcome.site.kind) == (op, "cross")
     assert not LAYOUT & set(op_types(graph.model))
     x, context = torch.randn(3, 7, m.D), torch.randn(3, 11, m.D)
     expected = model(x, context).detach()
@@ -165,7 +166,7 @@ def test_rows_blocked_by_an_additive_mask_get_what_pytorch_gives(
 
 
 @pytest.mark.parametrize(("module", "op", "reason"), [
-    (m.QueryNorm, MHA, "not a linear projection"),
+    (m.QueryNorm, STANDARD, "not a linear projection"),
     (m.Unmerged, CONTRIB, ""),
 ])  # fmt: skip
 def test_an_op_that_is_passed_over_says_why(module: type[nn.Module], op: str, reason: str) -> None:
@@ -236,7 +237,7 @@ class _Named(nn.Module):
 
 
 @pytest.mark.parametrize(("choice", "op", "lowered"), [
-    ("auto", MHA, 1), ("standard", STANDARD, 1), ("decomposed", "decomposed", 0),
+    ("auto", STANDARD, 1), ("contrib", MHA, 1), ("decomposed", "decomposed", 0),
 ])  # fmt: skip
 def test_a_query_that_broadcasts_over_the_batch_runs(choice: str, op: str, lowered: int) -> None:
     """Kernels do not broadcast it, so it is expanded for them; a product does."""
