@@ -17,7 +17,7 @@ from attn_export.attention.lower.contrib import (
 )
 from attn_export.attention.lower.operands import operands
 from attn_export.attention.lower.rewrite import Rewrite, initializer
-from attn_export.attention.lower.tokens_first import batch_first
+from attn_export.attention.lower.tokens_first import batch_first, beginning
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Site
 from attn_export.attention.sizes import sizes
@@ -66,4 +66,4 @@ def build(site: Site) -> Rewrite:
     }
     shape = (*sizes(source)[:2], value.weight.shape[1])
     node = fused(b, site, "Attention", inputs, shape, attributes)
-    return finish(b, site, NAME, node, [query.source], bias)
+    return finish(b, site, NAME, node, [beginning(query)], bias)

@@ -46,11 +46,6 @@ def place(b: Builder, start: ir.Value, merged: ir.Value) -> tuple[ir.Value, ir.V
     return start, b.transpose(apart, (0, 2, 1, 3))
 
 
-def merges_heads(start: ir.Value) -> bool:
-    """Whether the graph makes (B, S, N * Hv) of a site's output, so that no node is left behind."""
-    return len(sizes(start)) == 3 or "batch first" in _forms(start)
-
-
 def _forms(start: ir.Value) -> dict[str, ir.Value]:
     """The farthest value of each form that layout nodes alone make of a site's output."""
     whole = identity(start)

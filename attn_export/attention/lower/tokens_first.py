@@ -5,7 +5,7 @@ Exporters split heads with a row of layout nodes. The first of these that holds 
 1. the value that was split has that form itself;
 2. it is a packed projection with constant weights, of which a product of its own takes the columns;
 3. some of the layout nodes lead to it, as a Split of a packed projection does;
-4. the tokens lie before the batch: one Transpose, on the value or on what it is projected from;
+4. the tokens lie before the batch: one Transpose, on what it is projected from or on the value;
 5. its columns are neighbours: one Slice;
 6. the heads are apart but behind the tokens: one Reshape;
 7. the heads lie before the tokens: one Transpose and one Reshape.
@@ -61,14 +61,12 @@ def tokens_first(b: Builder, value: ir.Value, role: str, heads: int) -> TokensFi
         return TokensFirst(split, split)
     linear = _linear(value, role, heads)
     if linear is not None and existing_batch_first(linear) is not None:
-        return TokensFirst(_project(b, role, linear), linear.source)
+        return TokensFirst(_project(b, role, linear), beginning(linear))
     if split is not None:
         return TokensFirst(split, split)
-    turned = existing(value, SEQUENCE_FIRST[rank])
-    if turned is not None and _is_all(turned):
-        return TokensFirst(b.transpose(turned, (1, 0, 2)), turned)
     if linear is not None:
-        return TokensFirst(_project(b, role, linear), linear.source)
+        return TokensFirst(_project(b, role, linear), beginning(linear))
+    turned = existing(value, SEQUENCE_FIRST[rank])
     if turned is not None:
         return TokensFirst(b.transpose(turned, (1, 0, 2)), turned)
     sliced = _sliced(b, value)
@@ -96,6 +94,11 @@ def batch_first(b: Builder, part: Operand) -> ir.Value:
         if node.op_type == "Transpose" and node.inputs[0] is part.source:
             return node.outputs[0]
     return b.transpose(part.source, (1, 0, 2))
+
+
+def beginning(part: Operand) -> ir.Value:
+    """The value of the graph that a projection which is computed anew reads."""
+    return existing_batch_first(part) or part.source
 
 
 def existing_batch_first(part: Operand) -> ir.Value | None:
