@@ -70,6 +70,7 @@ def plain(size: Size) -> Size:
     return int(expanded) if expanded.is_Integer else expanded
 
 
+@cache
 def divide(size: Size, by: Size) -> Size | None:
     """size / by where it is whole for every value of the symbols, else None."""
     if isinstance(size, int) and isinstance(by, int):
