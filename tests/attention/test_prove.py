@@ -78,7 +78,7 @@ def test_a_wrong_rewrite_is_not_applied(
     model = seeded(m.Unbind)
     graph = exported(model, x=torch.randn(2, 5, m.D))
     (outcome,) = lowering.lower(graph.model, "ort-cpu", SIZES).outcomes
-    assert outcome.lowering == "com.microsoft.MultiHeadAttention"
+    assert outcome.lowering == "ai.onnx.Attention"
     assert "com.microsoft.Attention differs" in outcome.reason
     assert "com.microsoft.Attention" not in op_types(graph.model)
     x = torch.randn(3, 9, m.D)
@@ -105,7 +105,7 @@ def test_a_site_like_a_proved_one_is_still_run_with_its_own_weights(
     account = lowering.lower(graph.model, "ort-cpu", sizes_of(graph.spec))
     assert [outcome.lowering for outcome in account.outcomes] == [
         "com.microsoft.Attention",
-        "com.microsoft.MultiHeadAttention",
+        "ai.onnx.Attention",
         "com.microsoft.Attention",
     ]
 
