@@ -42,10 +42,21 @@ def shape_lenders(outputs: Sequence[ir.Value], inputs: Sequence[ir.Value]) -> li
 def cut(
     model: ir.Model, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]
 ) -> onnx.ModelProto:
-    """The part of the graph between values: inputs `input_0` and on, outputs as `result_name`."""
+    """The part of the graph between values: inputs `input_0` and on, outputs as `result_name`.
+
+    In the body of an If, a Loop or a Scan it may begin at values of the graph around that.
+
+    Raises:
+        ValueError: it begins somewhere else as well.
+    """
     producer = outputs[0].producer()
     scope = producer.graph if producer is not None and producer.graph is not None else model.graph
-    graph = ir.convenience.extract(scope, list(inputs), list(outputs))
+    # a view, since a graph itself refuses to begin at values that it does not own
+    nodes = scope if scope is model.graph else ir.GraphView((), outputs, nodes=tuple(scope))
+    try:
+        graph = ir.convenience.extract(nodes, list(inputs), list(outputs))
+    except KeyError as outside:
+        raise ValueError("it is computed from nodes around the body that it lies in") from outside
     for index, value in enumerate(graph.outputs):
         value.name = result_name(index)
     for index, value in enumerate(graph.inputs):
