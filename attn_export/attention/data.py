@@ -96,6 +96,15 @@ def depends_on_input(value: ir.Value) -> bool:
     return bool(inputs_behind(value))
 
 
+def is_computed(value: ir.Value) -> bool:
+    """Whether a proof may draw this operand: it is no weight.
+
+    One that is made of weights and sizes alone is drawn as well, as a decoder's first queries: what
+    makes it may hold whole layers, with sites that were lowered before.
+    """
+    return not value.is_initializer()
+
+
 def mask_sources(mask: ir.Value) -> list[ir.Value]:
     """Where a mask is cut off for its proof.
 

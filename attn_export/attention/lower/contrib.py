@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from attn_export.attention.builder import Builder
-from attn_export.attention.data import depends_on_input, mask_sources
+from attn_export.attention.data import is_computed, mask_sources
 from attn_export.attention.lower.bias import ScoreBias, repaired
 from attn_export.attention.lower.cache import Cache
 from attn_export.attention.lower.output import place
@@ -130,6 +130,6 @@ def finish(
                 also.append((before, after))
     mask = None if bias is None else bias.given
     cut = mask_sources(mask) if mask is not None else []
-    begins = [*(v for v in sources if depends_on_input(v)), *cut]
+    begins = [*(v for v in sources if is_computed(v)), *cut]
     unique = list({id(value): value for value in begins}.values())
     return Rewrite(name, unique, old, new, b.nodes, b.weights, mask, also)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.attention.data import mask_sources
+from attn_export.attention.data import is_computed, mask_sources
 from attn_export.attention.layout import constant
 from attn_export.attention.lower.rewrite import initializer
 from attn_export.attention.metadata import SITE
@@ -78,7 +78,7 @@ def boundary(site: Site) -> tuple[list[ir.Value], ir.Value | None]:
     given = list(site.node.inputs)
     mask = as_given(given[3]) if len(given) > 3 and given[3] is not None else None
     cut = mask_sources(mask) if mask is not None else []
-    operands = [v for v in given[:3] if v is not None and not v.is_initializer()]
+    operands = [v for v in given[:3] if v is not None and is_computed(v)]
     return list({id(value): value for value in [*operands, *cut]}.values()), mask
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import onnx_ir as ir
 
 from attn_export.attention.builder import Builder
-from attn_export.attention.data import depends_on_input, mask_sources
+from attn_export.attention.data import is_computed, mask_sources
 from attn_export.attention.layout import chain, existing
 from attn_export.attention.lower.cache import PAST_KEY
 from attn_export.attention.lower.contrib import MASK, builder, mask_of, operand_of
@@ -87,7 +87,7 @@ def _rewrite(b: Builder, site: Site, parts: Sequence[TokensFirst]) -> Rewrite:
         after.shape, after.type = before.shape, before.type
     sources = [part.source for part in parts] + [v for v in node.inputs[4:] if v is not None]
     cut = mask_sources(given) if given is not None else []
-    begins = [*(v for v in sources if depends_on_input(v)), *cut]
+    begins = [*(v for v in sources if is_computed(v)), *cut]
     unique = list({id(value): value for value in begins}.values())
     return Rewrite(NAME, unique, *pairs[0], b.nodes, b.weights, given, pairs[1:])
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from attn_export.attention.builder import Builder
-from attn_export.attention.data import cut_sources, depends_on_input, may_block
+from attn_export.attention.data import cut_sources, is_computed, may_block
 from attn_export.attention.lower.mask import kernel_mask
 from attn_export.attention.lower.rewrite import Rewrite
 from attn_export.attention.metadata import MODULE, ORIGIN
@@ -75,7 +75,7 @@ def rewrite(found: Softmax, *, nan_rows: bool = False) -> Rewrite:
     old = weighed.product.outputs[0]
     new.shape, new.type = old.shape, old.type
     cut = cut_sources([*masked.sources, *(guard.condition for guard, _ in guards)])
-    sources = [o.value for o in operands if depends_on_input(o.value)] + cut
+    sources = [o.value for o in operands if is_computed(o.value)] + cut
     unique = list({id(v): v for v in sources}.values())
     biases = {id(step.value) for step in steps if isinstance(step, Bias)}
     hostile = next((v for v in cut if id(v) in biases and may_block(v)), None)
