@@ -104,7 +104,13 @@ class Builder:
     def reshape(self, value: ir.Value, wanted: Sequence[Size]) -> ir.Value:
         if sizes(value) == tuple(wanted):
             return value
-        return self.op("Reshape", [value, self.shape(wanted, infer=True)], wanted)
+        before = sizes(value)
+        # 0 copies the size at the same place, so that it need not be read.
+        copied = [
+            0 if not isinstance(size, int) and axis < len(before) and before[axis] == size else size
+            for axis, size in enumerate(wanted)
+        ]
+        return self.op("Reshape", [value, self.shape(copied, infer=True)], wanted)
 
     def expand(self, value: ir.Value, wanted: Sequence[Size]) -> ir.Value:
         if sizes(value) == tuple(wanted):
