@@ -274,8 +274,8 @@ def test_the_api_is_the_packages(tmp_path: Path) -> None:
     fused = attn_export.fuse(attention(tmp_path / "m.onnx"), tmp_path / "out.onnx")
     assert isinstance(fused, Fused)
     assert fused.to_json().keys() == {
-        "model", "sites", "total", "recognised", "lowered", "refused", "other", "output", "notes",
-        "verify",
+        "model", "sites", "total", "recognised", "lowered", "refused", "other", "rotary", "linear",
+        "output", "notes", "verify",
     }  # fmt: skip
 
 

@@ -51,36 +51,113 @@ def others(model: ir.Model) -> list[str]:
 
     Deformable attention samples its values (GridSample). Channel attention multiplies a feature map
     by a gate that was made from its own mean (Hu et al., 2018). Linear attention multiplies queries
-    by a product of keys and values, with no softmax between (Katharopoulos et al., 2020).
+    by a product of keys and values, or values by a masked product of queries and keys, with no
+    softmax between (Katharopoulos et al., 2020); or it carries such a product as a loop's state.
     """
     found = []
     for graph in model.graphs():
+        linear = [node for node in graph if _is_linear(node)]
+        joined = {id(node): _joined(node, linear) for node in linear}
         for node in graph:
             if node.op_type == "GridSample":
                 found.append(f"deformable: {node.name}")
-            elif node.op_type == "MatMul" and _reads_a_summary(node):
-                found.append(f"linear: {node.name}")
             elif node.op_type == "Mul" and any(_is_channel_gate(v) for v in node.inputs):
                 found.append(f"channel: {node.name}")
+            elif node in joined.values() or _carries_a_product(node):
+                found.append(f"linear: {node.name}")
     return found
 
 
-def _reads_a_summary(node: ir.Node) -> bool:
-    """queries @ (keys^T @ values): all three computed from inputs, nothing normalised between."""
-    queries, summary = node.inputs
-    if not _depends_on_input(queries) or summary is None:
+def _is_linear(node: ir.Node) -> bool:
+    """A contraction of values that all come from inputs, one of them with a product of two."""
+    operands = _contraction(node)
+    if len(operands) < 2 or not all(_is_data(value) for value in operands):
         return False
-    inner = summary.producer()
-    while inner is not None and inner.op_type in _SUMMARY_OPS and inner.inputs[0] is not None:
-        inner = inner.inputs[0].producer()
-    return (
-        inner is not None
-        and inner.op_type == "MatMul"
-        and all(_depends_on_input(value) for value in inner.inputs)
-    )
+    return any(_is_summary(value) for value in operands) or _is_masked_product(operands[0])
 
 
-_SUMMARY_OPS = {"Add", "Cast", "CumSum", "Div", "Identity", "Mul", "Reshape", "Sub", "Transpose"}
+def _contraction(node: ir.Node) -> list[ir.Value]:
+    """What a product sums over: MatMul, Einsum, or a Mul whose result is summed up."""
+    product: ir.Node | None = node if node.op_type in ("MatMul", "Einsum") else None
+    if node.op_type == "ReduceSum" and node.inputs[0] is not None:
+        inner = node.inputs[0].producer()
+        product = inner if inner is not None and inner.op_type == "Mul" else None
+    return [] if product is None else [value for value in product.inputs if value is not None]
+
+
+def _is_summary(value: ir.Value) -> bool:
+    """keys^T @ values, summed up over the tokens or over those so far."""
+    node, running = value.producer(), False
+    while node is not None and node.op_type in _SUMMARY_OPS and node.inputs[0] is not None:
+        running = running or node.op_type == "CumSum"
+        node = node.inputs[0].producer()
+        if node is not None and running and node.op_type == "Mul":
+            break
+    if node is None or not (node.op_type in ("MatMul", "Einsum") or running):
+        return False
+    return node.op_type in ("MatMul", "Einsum", "Mul") and _multiplies_data(node)
+
+
+def _is_masked_product(value: ir.Value) -> bool:
+    """queries @ keys^T with a part of it set to 0."""
+    node, masked = value.producer(), False
+    while node is not None and node.op_type in _MASK_OPS:
+        data = [v for v in node.inputs if v is not None and _is_data(v)]
+        if len(data) != 1:
+            return False
+        masked = masked or node.op_type in ("Trilu", "Where", "Mul")
+        node = data[0].producer()
+    products = ("MatMul", "Einsum")
+    return masked and node is not None and node.op_type in products and _multiplies_data(node)
+
+
+def _multiplies_data(node: ir.Node) -> bool:
+    return len(node.inputs) > 1 and all(_is_data(value) for value in node.inputs)
+
+
+def _joined(node: ir.Node, linear: list[ir.Node]) -> ir.Node:
+    """The Add in which what a chunk holds and what lies before it meet; else the node itself."""
+    for use in node.outputs[0].uses():
+        producers = [value.producer() for value in use.node.inputs if value is not None]
+        if use.node.op_type == "Add" and all(p in linear for p in producers):
+            return use.node
+    return node
+
+
+def _carries_a_product(node: ir.Node) -> bool:
+    """A Scan whose new state is a sum that is read by a product in the same step."""
+    body = node.attributes["body"].as_graph() if node.op_type == "Scan" else None
+    if body is None:
+        return False
+    for state in body.outputs[: len(node.inputs) - node.attributes.get_int("num_scan_inputs", 0)]:
+        maker = state.producer()
+        read = any(use.node.op_type in ("MatMul", "Einsum", "Mul") for use in state.uses())
+        if read and maker is not None and maker.op_type == "Add" and (_rank(state) or 0) > 2:
+            return True
+    return False
+
+
+def _is_data(value: ir.Value | None) -> bool:
+    """Whether a value depends on the numbers of an input, and not on its sizes alone."""
+    seen: set[int] = set()
+    todo = [value]
+    while todo:
+        current = todo.pop()
+        if current is None or id(current) in seen or current.is_initializer():
+            continue
+        seen.add(id(current))
+        node = current.producer()
+        if node is None:
+            return True
+        todo += node.inputs if node.op_type not in ("Shape", "Size") else ()
+    return False
+
+
+_MASK_OPS = {"Cast", "Identity", "Mul", "Transpose", "Trilu", "Where"}
+_SUMMARY_OPS = {
+    "Add", "Cast", "CumSum", "Div", "Identity", "Mul", "Pad", "Reshape", "Slice", "Squeeze", "Sub",
+    "Transpose", "Unsqueeze",
+}  # fmt: skip
 
 
 def _is_channel_gate(value: ir.Value | None) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 import onnx_ir as ir
 
 LENDERS = ("Shape", "Size")  # what they read lends its size, not its numbers
+MEETINGS = ("Add", "Concat", "Mul", "RotaryEmbedding", "Sub")  # of a value with its positions
 BLOCKING = -1e4
 """A constant at or below this blocks a key: exp of it is 0 next to any real score."""
 CARRIERS = {
@@ -67,7 +68,7 @@ def _sources(value: ir.Value, data: set[int]) -> set[int]:
         if node is None:
             continue
         sources = [v for v in node.inputs if v is not None and id(v) in data]
-        if len(sources) == 1 or node.op_type in ("Add", "Concat", "Mul", "Sub"):
+        if len(sources) == 1 or node.op_type in MEETINGS:
             todo.extend(sources)
     return found
 

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from attn_export.attention.apply import apply, drop_unused_initializers
+from attn_export.attention.beside import lower_linear, lower_rotary
 from attn_export.attention.canonical import canonicalise
 from attn_export.attention.count import count, others
 from attn_export.attention.find import find
@@ -66,12 +67,15 @@ def lower(
     check_choice(runtime, choice)
     _name_nodes(model)
     counted, other = count(model), tuple(others(model))
+    onnxruntime_owner()  # proofs run on it, whatever the graph is for
+    version, _ = runtime_version(runtime)
+    sums = [entry.partition(": ")[2] for entry in other if entry.startswith("linear: ")]
+    linear = lower_linear(model, runtime, version, sizes, choice, sums)
     canonical = canonicalise(model, counted, sizes)
     ungroup(model, sizes)
     sites = find(model, canonical.refused)
     known = canonical.replaced | {str(site.node.name).removesuffix(GROUPED) for site in sites}
-    onnxruntime_owner()  # proofs run on it, whatever the graph is for
-    version, _ = runtime_version(runtime)
+    rotary = lower_rotary(model, runtime, version, sizes, choice)
     proved: set[tuple[object, ...]] = set()
     outcomes = []
     for index, site in enumerate(sites):
@@ -82,14 +86,14 @@ def lower(
         else:
             outcome = Outcome(site, None, "refused", (refusal,))
         outcomes.append(replace(outcome, example_tokens=_tokens(site, sizes)))
-    if outcomes:
+    if outcomes or rotary or linear:
         RemoveUnusedNodesPass()(model)
         drop_unused_initializers(model)
     unseen = NotLowerable(Reason.NOT_RECOGNISED, "it is counted, but the finder does not take it")
     unrecognised = tuple(
         (name, unseen.reason, str(unseen)) for name in counted if name not in known
     )
-    return Account(tuple(outcomes), len(counted), unrecognised, other)
+    return Account(tuple(outcomes), len(counted), unrecognised, other, rotary, linear)
 
 
 def _name_nodes(model: ir.Model) -> None:

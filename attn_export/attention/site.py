@@ -121,6 +121,28 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """Rotary embedding or linear attention: no site, but with an op of its own.
+
+    Attributes:
+        name: of the node that ends it.
+        lowering: "com.microsoft.X" or "ai.onnx.X"; None where it stays as it was.
+        reasons: why each op that was tried did not take it.
+    """
+
+    name: str
+    lowering: str | None
+    reasons: tuple[NotLowerable, ...] = ()
+
+    @property
+    def reason(self) -> str:
+        return "; ".join(dict.fromkeys(map(str, self.reasons)))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "lowering": self.lowering, "reason": self.reason}
+
+
+@dataclass(frozen=True)
 class Account:
     """Every site of a graph: `total` is counted by a module that shares nothing with the finder.
 
@@ -128,12 +150,15 @@ class Account:
         unrecognised: (node name, reason's code, in words) of each that the counter saw and the
             finder did not take.
         other: linear, deformable and channel attention, which no softmax gives away.
+        rotary, linear: what was found of these, and what it became.
     """
 
     outcomes: tuple[Outcome, ...]
     total: int
     unrecognised: tuple[tuple[str, Reason, str], ...] = ()
     other: tuple[str, ...] = ()
+    rotary: tuple[Beside, ...] = ()
+    linear: tuple[Beside, ...] = ()
 
     @property
     def lowered(self) -> int:
@@ -157,4 +182,6 @@ class Account:
             "lowered": self.lowered,
             "refused": self.refused,
             "other": list(self.other),
+            "rotary": [found.to_json() for found in self.rotary],
+            "linear": [found.to_json() for found in self.linear],
         }

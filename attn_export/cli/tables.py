@@ -58,10 +58,21 @@ def print_account(console: Console, account: Mapping[str, Any], notes: Sequence[
 
 
 def other_lines(account: Mapping[str, Any]) -> list[str]:
-    """Attention that is no softmax over keys, counted by kind."""
+    """What is no softmax over keys, counted by kind, and what became an op of its own."""
+    lines = []
+    for kind, title in (("linear", "Linear attention"), ("rotary", "Rotary embedding")):
+        found = account.get(kind, [])  # bundles of earlier versions do not say
+        ops = dict.fromkeys(entry["lowering"] for entry in found if entry["lowering"])
+        lowered = sum(entry["lowering"] is not None for entry in found)
+        if found:
+            became = f"{lowered} of {len(found)} became {' or '.join(ops)}" if ops else "left plain"
+            lines.append(f"{title}: {became}")
+        plain = dict.fromkeys(entry["reason"] for entry in found if not entry["lowering"])
+        lines += [f"{title} left plain: {reason}" for reason in plain if reason]
     kinds = [entry.partition(":")[0] for entry in account["other"]]
+    kinds = [kind for kind in kinds if kind != "linear" or "linear" not in account]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    return [f"Other attention, left as it is: {counts}"] if kinds else []
+    return [*lines, f"Other attention, left as it is: {counts}"] if kinds else lines
 
 
 def parity_table(result: Verification, reference: str = "PyTorch") -> Table:

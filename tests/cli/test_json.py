@@ -29,7 +29,8 @@ def build():
 PRINTED = [
     (["models"], {"models"}),
     (["inspect", "BUNDLE"],
-     {"model", "sites", "total", "recognised", "lowered", "refused", "other"}),
+     {"model", "sites", "total", "recognised", "lowered", "refused", "other", "rotary",
+      "linear"}),
     (["verify", "BUNDLE"], {"cases", "runtimes", "metric", "passed", "overridden"}),
     (["bench", "BUNDLE", "--seconds", "0.2"],
      {"runtimes", "baseline", "case", "noisy", "machine", "versions"}),

@@ -25,8 +25,8 @@ from attn_export.attention.sizes import Size, plain, sizes
 NAME = "com.microsoft.LinearAttention"
 
 
-def build(found: Recurrence) -> list[Rewrite]:
-    """One rewrite for the output, and one for the state behind it where there is one.
+def build(found: Recurrence) -> Rewrite:
+    """One node for the output, and for the state behind it where something reads that.
 
     Raises:
         NotLowerable: its heads are not a fixed number, or are grouped otherwise than the op's.
@@ -70,12 +70,13 @@ def build(found: Recurrence) -> list[Rewrite]:
     new.shape, new.type = found.output.value.shape, found.output.value.type
     sources = [source for factor in factors for source in _sources(factor.value)]
     bounds = list({id(v): v for v in (*sources, *([past] if past is not None else []))}.values())
-    rewrites = [Rewrite(NAME, bounds, found.output.value, new, b.nodes, b.weights)]
+    also = []
     after = None if found.state is None else found.state[1]
     if after is not None and (after.uses() or after.is_graph_output()):
         state.shape, state.type = after.shape, after.type
-        rewrites.append(Rewrite(NAME, bounds, after, state, []))
-    return rewrites
+        also.append((after, state))
+    old = found.output.value
+    return Rewrite(NAME, bounds, old, new, b.nodes, b.weights, also=also)
 
 
 class _Axes:

@@ -91,6 +91,11 @@ def build(rotation: Rotation, op: str) -> Rewrite:
     return Rewrite(op, list(bounds.values()), rotation.output, new, b.nodes, b.weights)
 
 
+def shares_rows(rotation: Rotation) -> bool:
+    """Whether all rows of the batch have the positions of one table."""
+    return _lead(rotation.cos, len(sizes(rotation.output)) - 1)[0] == 1
+
+
 def _frame(rotation: Rotation) -> _Frame:
     *lead, head_size = sizes(rotation.output)
     positions = [_lead(table, len(lead)) for table in (rotation.cos, rotation.sin)]
