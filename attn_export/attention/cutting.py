@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from attn_export.errors import one_line
@@ -77,12 +77,21 @@ def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
         for attribute in node.attribute:
             if node.op_type == "Cast" and attribute.name == "to" and attribute.i in FLOATS:
                 attribute.i = onnx.TensorProto.DOUBLE
+            elif node.op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
+                _double_constant(attribute)
             elif attribute.HasField("t"):
                 _double_tensor(attribute.t)
     for value in [*doubled.graph.input, *doubled.graph.output, *doubled.graph.value_info]:
         if value.type.tensor_type.elem_type in FLOATS:
             value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
     return doubled
+
+
+def _double_constant(attribute: onnx.AttributeProto) -> None:
+    """Numbers that a Constant holds as float32 become a tensor."""
+    numbers = attribute.f if attribute.name == "value_float" else list(attribute.floats)
+    tensor = numpy_helper.from_array(np.array(numbers, dtype=np.float64))
+    attribute.CopyFrom(helper.make_attribute("value", tensor))
 
 
 def _double_tensor(tensor: onnx.TensorProto) -> None:
