@@ -109,12 +109,28 @@ def mask_sources(mask: ir.Value) -> list[ir.Value]:
     """Where a mask is cut off for its proof.
 
     Nowhere, where it is made of weights and sizes alone. At the integer and boolean inputs that it
-    is made from, where these are all: what they can block is what the model can block. At the mask
-    itself in every other case, which may then hold anything.
+    is made from: what they can block is what the model can block. Ordinary numbers that are added,
+    as products of queries with positions, are cut where they are computed: whole layers may stand
+    between them and token ids. At the mask itself in every other case, which may then hold
+    anything: where a float input is a part of it, or says what is blocked.
     """
-    inputs = inputs_behind(mask)
-    discrete = all(v.dtype is not None and not v.dtype.is_floating_point() for v in inputs)
-    return inputs if discrete else [mask]
+    found: dict[int, ir.Value] = {}
+    seen: set[tuple[int, bool]] = set()
+    todo = [(mask, True)]
+    while todo:
+        value, numbers = todo.pop()  # numbers: it reaches the mask as numbers, not as a choice
+        if (id(value), numbers) in seen or not depends_on_input(value):
+            continue
+        seen.add((id(value), numbers))
+        node = value.producer()
+        floating = value.dtype is None or value.dtype.is_floating_point()
+        if floating and (node is None or not numbers):
+            return [mask]
+        if node is None or subgraphs(node) or (floating and node.op_type not in CARRIERS):
+            found[id(value)] = value
+        elif node.op_type not in LENDERS:
+            todo += [(source, floating) for source in node.inputs if source is not None]
+    return list(found.values())
 
 
 def may_block(bias: ir.Value) -> bool:
@@ -148,13 +164,18 @@ def cut_sources(values: Sequence[ir.Value]) -> list[ir.Value]:
     """Where values that act on one attention together are cut off: as `mask_sources`, jointly.
 
     A mask and a guard that are made from one value are cut at that value, lest they be drawn apart.
+    Biases that block nothing may be: any numbers will do for them.
     """
-    apart = [value for value in values if mask_sources(value) == [value]]
+    apart = [v for v in values if mask_sources(v) == [v] and _says_what_is_seen(v)]
     found = [source for value in values for source in mask_sources(value)]
     meeting = _meeting(apart) if len(apart) > 1 else []
     if meeting:
         found = [v for v in found if all(v is not value for value in apart)] + meeting
     return list({id(value): value for value in found}.values())
+
+
+def _says_what_is_seen(value: ir.Value) -> bool:
+    return value.dtype == ir.DataType.BOOL or may_block(value)
 
 
 def _meeting(values: Sequence[ir.Value]) -> list[ir.Value]:

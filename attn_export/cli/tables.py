@@ -39,7 +39,8 @@ def sites_table(account: Mapping[str, Any]) -> Table:
             becomes += f", refused: {site['reason']}"
         pairs = f"{site['query_key_pairs']:,}" if site["query_key_pairs"] else "?"
         sizes = (str(site["heads"]), str(site["head_size"]), tokens, pairs)
-        mask = site["mask"] if site["causal"] == "none" else f"{site['mask']}, causal"
+        aligned = site["causal"] in ("upper-left", "lower-right")
+        mask = f"{site['mask']}, causal" if aligned else site["mask"]
         table.add_row(site["name"], site["kind"], *sizes, mask, becomes, site["proved"])
     return table
 

@@ -149,10 +149,17 @@ def padded_queries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return ((q @ k.mT * 0.3).softmax(-1) * mask[:, None, :, None].float()) @ v
 
 
+def masked_positions(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """DeBERTa: queries against positions are added, then padding is filled in."""
+    place = torch.arange(H * H).reshape(H, H).sin()
+    bias = (q @ place).mean(-1, keepdim=True) * torch.arange(q.shape[2]) * 0.1
+    return (q @ k.mT + bias).masked_fill(~mask[:, None, None], LOW).softmax(-1) @ v
+
+
 FORMS: list[Form] = [
     folded, windows, relative_positions, keys_first, tokens_last, heads_behind_tokens, five_axes,
     one_key_for_all_heads, temperature, scaled_bias, two_masks, exp_over_sum, subtracted,
-    filled_low, filled_infinite, any_key_guard, zeroed_again, padded_queries,
+    filled_low, filled_infinite, any_key_guard, zeroed_again, padded_queries, masked_positions,
 ]  # fmt: skip
 
 
