@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.attention.count import ATTENTION_OPS
+from attn_export.errors import ExportError
 from attn_export.export_workarounds import missing
 from attn_export.exporter import OPSET, Traced, convert
 from attn_export.graph_names import name_values
@@ -105,7 +106,10 @@ def dynamo(traced: Traced, folder: Path, opset: int) -> Path:
     """The program at an opset, under its component's names; made once."""
     path = folder / f"opset{opset}.onnx"
     if not path.exists():
-        model = convert(traced.program, opset, missing())
+        try:
+            model = convert(traced.program, opset, missing())
+        except ExportError:  # an earlier conversion may leave symbols pending in the program: once
+            model = convert(traced.program, opset, missing())
         name_values(model, traced.spec)
         ir.save(model, path)
     return path
