@@ -108,12 +108,6 @@ FORMS = [
     (Complex, H, True),
     (Split, H, False),
 ]
-    (Llama, H, False),
-    (NeoX, 4, False),
-    (GptJ, H, True),
-    (Complex, H, True),
-    (Split, H, False),
-]
 
 
 def exported(module: nn.Module) -> Graph:
