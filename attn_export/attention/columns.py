@@ -265,7 +265,7 @@ def _gather_nd(
 ) -> tuple[Columns, int] | None:
     """Rows picked by an index into the first axes, as `table[positions]` is exported."""
     indexed = tail(node.inputs[1], 1) if node.inputs[1] is not None else None
-    if indexed is None or node.attributes.get_int("batch_dims", 0):
+    if indexed is None or node.attributes.get_int("batch_dims", 0) != 0:
         return None
     inside = _rank(source) - indexed[0] >= axes and tail(source, axes) is not None
     return (evaluate(source, axes), axes) if inside else None

@@ -167,6 +167,14 @@ def test_the_account_counts_them_and_a_table_for_each_row_takes_the_standard_op(
         assert account["total"] == 0
 
 
+def test_nodes_that_are_there_already_are_counted_and_kept() -> None:
+    graph = exported(Split())
+    first = lower(graph.model, "ort-cpu", SIZES).rotary
+    again = lower(graph.model, "ort-cpu", SIZES).rotary
+    assert [found.lowering for found in (*first, *again)] == [CONTRIB, CONTRIB]
+    assert op_types(graph.model).count(CONTRIB) == 1
+
+
 @pytest.mark.parametrize(("choice", "op"), [("contrib", CONTRIB), ("standard", STANDARD)])
 def test_a_forced_op_is_taken(choice: str, op: str) -> None:
     graph = exported(Llama())
