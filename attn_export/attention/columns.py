@@ -128,9 +128,9 @@ def take(value: ir.Value, axes: int, evaluate: Evaluate, *, keep_lead: bool) -> 
 
 
 def _picks_rows(node: ir.Node, source: ir.Value, axes: int) -> bool:
-    """A Gather in front of the last axes may keep their sizes and still change their order."""
+    """What picks in front of the last axes may keep their sizes and still change their order."""
     axis = node.attributes.get_int("axis", 0) % _rank(source)
-    return node.op_type == "Gather" and axis < _rank(source) - axes
+    return node.op_type == "GatherND" or (node.op_type == "Gather" and axis < _rank(source) - axes)
 
 
 Step = Callable[[ir.Node, ir.Value, ir.Value, int, Evaluate], tuple[Columns, int] | None]
@@ -260,12 +260,24 @@ def _gather(
     return evaluate(source, source_axes).take(index.astype(np.int64), last), source_axes
 
 
+def _gather_nd(
+    node: ir.Node, value: ir.Value, source: ir.Value, axes: int, evaluate: Evaluate
+) -> tuple[Columns, int] | None:
+    """Rows picked by an index into the first axes, as `table[positions]` is exported."""
+    indexed = tail(node.inputs[1], 1) if node.inputs[1] is not None else None
+    if indexed is None or node.attributes.get_int("batch_dims", 0) != 0:
+        return None
+    inside = _rank(source) - indexed[0] >= axes and tail(source, axes) is not None
+    return (evaluate(source, axes), axes) if inside else None
+
+
 _STEPS: dict[str, Step] = {
     "Cast": _cast,
     "Concat": _concat,
     "Expand": _expand,
     "Flatten": _regroup,
     "Gather": _gather,
+    "GatherND": _gather_nd,
     "Identity": _same,
     "Reshape": _regroup,
     "Slice": _slice,
