@@ -24,8 +24,7 @@ QUICK = {
     "t5_encoder_sdpa",  # position bias and padding mask
     "whisper_decoder_eager",  # cross-attention beside a cache
 }
-# Its position scores are gathered by broadcasting, which ONNX's reference evaluator refuses.
-EXPLAINED: dict[str, dict[str, int]] = {"deberta_v2_eager": {"unprovable": 2}}
+EXPLAINED: dict[str, dict[str, int]] = {}
 """Sites that no fused op takes: how many for each reason's code."""
 
 
