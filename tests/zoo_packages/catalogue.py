@@ -27,6 +27,25 @@ CATALOGUE: dict[str, Architecture] = {
     **{f"torchvision-{name}": entry for name, entry in TORCHVISION.items()},
     **{f"ultralytics-{name}": entry for name, entry in ULTRALYTICS.items()},
 }
+# Sites that no fused op takes, at most: docs/coverage-zoo.md has the reasons.
+REFUSED = {
+    "timm-beit-by-hand": 1,
+    "timm-cait": 2,
+    "timm-coat-lite": 8,
+    "timm-convit": 2,
+    "timm-efficientformer-v2": 4,
+    "timm-lambda-resnet": 3,
+    "timm-mobilevit-v2": 9,
+    "timm-mvit-v2": 1,
+    "timm-volo": 4,
+    "torchvision-mvit-video": 2,
+    "torchvision-swin": 2,
+    "torchvision-swin-v2": 2,
+    "torchvision-swin-video": 1,
+}
+# Its top queries have scores that are equal, and ONNX Runtime lists them in another order.
+ROWS_SWAP = {"ultralytics-rt-detr"}
+NOT_EXPORTED = {"ultralytics-yolo-world": "adaptive_max_pool2d"}
 FACTORIES: dict[str, Callable[[], Made]] = {
     name.replace("-", "_"): entry.build for name, entry in CATALOGUE.items()
 }
