@@ -12,7 +12,8 @@ BLOCKING = -1e4
 """A constant at or below this blocks a key: exp of it is 0 next to any real score."""
 CARRIERS = {
     "Add", "Cast", "CastLike", "Concat", "Div", "Expand", "Gather", "Identity", "Max", "Min", "Mul",
-    "Neg", "Reshape", "Slice", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where",
+    "Neg", "Pad", "Reshape", "Slice", "Squeeze", "Sub", "Tile", "Transpose", "Trilu", "Unsqueeze",
+    "Where",
 }  # fmt: skip
 
 
@@ -112,8 +113,10 @@ def mask_sources(mask: ir.Value) -> list[ir.Value]:
     is made from: what they can block is what the model can block. Ordinary numbers that are added,
     as products of queries with positions, are cut where they are computed: whole layers may stand
     between them and token ids. At the mask itself in every other case, which may then hold
-    anything: where a float input is a part of it, or says what is blocked.
+    anything: where a float input is a part of it, or has a say in what is blocked.
     """
+    behind = inputs_behind(mask)
+    discrete = all(v.dtype is not None and not v.dtype.is_floating_point() for v in behind)
     found: dict[int, ir.Value] = {}
     seen: set[tuple[int, bool]] = set()
     todo = [(mask, True)]
@@ -124,12 +127,14 @@ def mask_sources(mask: ir.Value) -> list[ir.Value]:
         seen.add((id(value), numbers))
         node = value.producer()
         floating = value.dtype is None or value.dtype.is_floating_point()
-        if floating and (node is None or not numbers):
+        if floating and (node is None or not (numbers or discrete)):
             return [mask]
-        if node is None or subgraphs(node) or (floating and node.op_type not in CARRIERS):
+        ordinary = floating and numbers and node is not None and node.op_type not in CARRIERS
+        if node is None or subgraphs(node) or ordinary:
             found[id(value)] = value
         elif node.op_type not in LENDERS:
-            todo += [(source, floating) for source in node.inputs if source is not None]
+            up = numbers and floating
+            todo += [(source, up) for source in node.inputs if source is not None]
     return list(found.values())
 
 
