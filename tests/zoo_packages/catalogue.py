@@ -29,14 +29,12 @@ CATALOGUE: dict[str, Architecture] = {
 }
 # Sites that no fused op takes, at most: docs/coverage-zoo.md has the reasons.
 REFUSED = {
-    "timm-beit-by-hand": 1,
     "timm-cait": 2,
     "timm-coat-lite": 8,
     "timm-convit": 2,
     "timm-efficientformer-v2": 4,
     "timm-lambda-resnet": 3,
     "timm-mobilevit-v2": 9,
-    "timm-mvit-v2": 1,
     "timm-volo": 4,
     "torchvision-mvit-video": 2,
     "torchvision-swin": 2,
