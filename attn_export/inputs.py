@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
+from attn_export.models.parameters import with_parameters
 from attn_export.outputs import is_layered
 
 FLAGS = (bool, str)
@@ -61,15 +61,14 @@ class TensorsOnly(nn.Module):
 
 
 def _with_parameters(names: Iterable[str]) -> type[TensorsOnly]:
-    """TensorsOnly with a parameter for each input: torch.export names the inputs after them."""
+    """TensorsOnly with a parameter for each input."""
 
-    def forward(self: TensorsOnly, **tensors: Tensor) -> Any:
-        return TensorsOnly.forward(self, **tensors)
+    class Named(TensorsOnly):
+        @with_parameters(names)
+        def forward(self, **tensors: Tensor) -> Any:
+            return super().forward(**tensors)
 
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
-    forward.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
-    return type("TensorsOnly", (TensorsOnly,), {"forward": forward})
+    return Named
 
 
 def _parts(cache: Any) -> list[tuple[int, str, Tensor]]:

@@ -6,6 +6,7 @@ runtime's to say.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -123,8 +124,7 @@ def _unsound(graph: onnx.GraphProto, outer: frozenset[str]) -> Iterator[str]:
 
 
 def _repeated(names: list[str]) -> list[str]:
-    seen: set[str] = set()
-    return [name for name in names if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
+    return [name for name, times in Counter(names).items() if times > 1]
 
 
 def _is_cyclic(graph: onnx.GraphProto) -> bool:

@@ -28,18 +28,10 @@ def staged(target: Path, *, replace: bool = False) -> Iterator[Path]:
     target = target.absolute()
     if target.exists() and not replace:
         raise UsageError(f"{target} exists", "choose another -o, or add --overwrite")
-    with write_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        stage = Path(
-            tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
-        )
-    try:
-        with write_errors(target):
-            yield stage
-            stage.chmod(0o755)
-            _swap(stage, target)
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
+    with scratch(target) as stage:
+        yield stage
+        stage.chmod(0o755)
+        _swap(stage, target)
 
 
 def _swap(stage: Path, target: Path) -> None:
@@ -70,7 +62,7 @@ def write_errors(target: Path) -> Iterator[None]:
 
 @contextmanager
 def scratch(target: Path) -> Iterator[Path]:
-    """A fresh folder beside a file that is about to be written; it vanishes at the end.
+    """A fresh folder beside what is about to be written; what is left of it vanishes at the end.
 
     Raises:
         FileError: the disk is full, or the place may not be written to.

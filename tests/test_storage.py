@@ -19,12 +19,16 @@ from attn_export.storage import sha256, staged, write_file
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KB where this process may mount one."""
+    """A file system of 64 KB, for what only a full disk shows (ENOSPC).
+
+    Mounting it takes root. Without, these tests are passed over, and `small_files` still has every
+    write of the same code refused by the kernel.
+    """
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a file system needs root")
+        pytest.skip("only root may mount a file system; small_files tests the same without")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
 
@@ -86,6 +90,14 @@ def test_a_refused_write_keeps_the_old_folder(tmp_path: Path) -> None:
     ):
         (stage / "a").write_bytes(bytes(100_000))
     assert [p.read_text() for p in tmp_path.rglob("a")] == ["old"]
+
+
+@pytest.mark.usefixtures("small_files")
+def test_a_refused_write_keeps_the_old_file(tmp_path: Path) -> None:
+    write_file(tmp_path / "a", "old")
+    with pytest.raises(FileError, match="File too large"):
+        write_file(tmp_path / "a", bytes(100_000))
+    assert [p.read_text() for p in tmp_path.iterdir()] == ["old"]
 
 
 def test_an_existing_target_needs_replace(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def others(model: ir.Model) -> list[str]:
 def _is_linear(node: ir.Node) -> bool:
     """A contraction of values that all come from inputs, one of them with a product of two."""
     operands = _contraction(node)
-    if len(operands) < 2 or not all(_is_data(value) for value in operands):
+    if len(operands) < 2 or not all(_depends_on_input(value, numbers=True) for value in operands):
         return False
     return any(_is_summary(value) for value in operands) or _is_masked_product(operands[0])
 
@@ -102,7 +102,7 @@ def _is_masked_product(value: ir.Value) -> bool:
     """queries @ keys^T with a part of it set to 0."""
     node, masked = value.producer(), False
     while node is not None and node.op_type in _MASK_OPS:
-        data = [v for v in node.inputs if v is not None and _is_data(v)]
+        data = [v for v in node.inputs if v is not None and _depends_on_input(v, numbers=True)]
         if len(data) != 1:
             return False
         masked = masked or node.op_type in ("Trilu", "Where", "Mul")
@@ -112,7 +112,9 @@ def _is_masked_product(value: ir.Value) -> bool:
 
 
 def _multiplies_data(node: ir.Node) -> bool:
-    return len(node.inputs) > 1 and all(_is_data(value) for value in node.inputs)
+    return len(node.inputs) > 1 and all(
+        _depends_on_input(value, numbers=True) for value in node.inputs
+    )
 
 
 def _joined(node: ir.Node, linear: list[ir.Node]) -> ir.Node:
@@ -134,22 +136,6 @@ def _carries_a_product(node: ir.Node) -> bool:
         read = any(use.node.op_type in ("MatMul", "Einsum", "Mul") for use in state.uses())
         if read and maker is not None and maker.op_type == "Add" and (_rank(state) or 0) > 2:
             return True
-    return False
-
-
-def _is_data(value: ir.Value | None) -> bool:
-    """Whether a value depends on the numbers of an input, and not on its sizes alone."""
-    seen: set[int] = set()
-    todo = [value]
-    while todo:
-        current = todo.pop()
-        if current is None or id(current) in seen or current.is_initializer():
-            continue
-        seen.add(id(current))
-        node = current.producer()
-        if node is None:
-            return True
-        todo += node.inputs if node.op_type not in ("Shape", "Size") else ()
     return False
 
 
@@ -215,8 +201,12 @@ def _through(value: ir.Value) -> ir.Node | None:
     return node
 
 
-def _depends_on_input(value: ir.Value | None) -> bool:
-    """Whether a value is computed from a graph input (and is not a weight)."""
+def _depends_on_input(value: ir.Value | None, *, numbers: bool = False) -> bool:
+    """Whether a value is computed from a graph input, and is not a weight.
+
+    Args:
+        numbers: from an input's numbers, and not from its sizes alone.
+    """
     seen: set[int] = set()
     todo = [value]
     while todo:
@@ -227,7 +217,8 @@ def _depends_on_input(value: ir.Value | None) -> bool:
         node = current.producer()
         if node is None:
             return True  # a graph input, or a value of the outer graph
-        todo += node.inputs
+        if not (numbers and node.op_type in ("Shape", "Size")):
+            todo += node.inputs
     return False
 
 

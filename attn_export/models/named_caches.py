@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 
 from torch import Tensor, nn
+
+from attn_export.models.parameters import with_parameters
 
 Past = Sequence[tuple[Tensor, Tensor]]
 """Keys and values (B, K, P, H) of each layer."""
@@ -49,17 +50,11 @@ def named_caches(model: nn.Module, inputs: Sequence[str], layers: int) -> nn.Mod
             super().__init__()
             self.model = model
 
+        @with_parameters([*inputs, *names])  # their number depends on the depth
         def forward(self, **tensors: Tensor) -> tuple[Tensor, ...]:
             flat = [tensors.pop(name) for name in names]
             past = list(zip(flat[::2], flat[1::2], strict=True)) or None
             *outputs, present = self.model(**tensors, past=past)
             return (*outputs, *(tensor for layer in present for tensor in layer))
 
-    # torch.export names inputs after forward's parameters, whose number depends on the depth.
-    kind = inspect.Parameter.KEYWORD_ONLY
-    parameters = [inspect.Parameter(name, kind) for name in (*inputs, *names)]
-    self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    signature = inspect.Signature([self_parameter, *parameters])
-    # inspect.signature, and so torch.export, reads this; the type of functions does not declare it.
-    NamedCaches.forward.__signature__ = signature  # type: ignore[attr-defined]
     return NamedCaches()

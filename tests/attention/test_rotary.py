@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 from onnx import TensorProto, helper
@@ -211,17 +212,11 @@ def test_the_proof_refuses_a_wrong_node() -> None:
         rewrite = build(rotation, CONTRIB)
         node = next(node for node in rewrite.nodes if node.op_type == "RotaryEmbedding")
         node.attributes.pop(name, None)
-        node.attributes.add(helper_attribute(name, value))
+        node.attributes.add(ir.AttrInt64(name, value))
         with pytest.raises(NotLowerable) as refusal:
             apply(graph.model, rewrite, SIZES)
         assert refusal.value.reason in (Reason.DISAGREES, Reason.UNPROVABLE)
         assert CONTRIB not in op_types(graph.model)
-
-
-def helper_attribute(name: str, value: int):  # type: ignore[no-untyped-def]
-    import onnx_ir as ir
-
-    return ir.AttrInt64(name, value)
 
 
 def test_the_kernel_broadcasts_no_table_over_the_batch() -> None:

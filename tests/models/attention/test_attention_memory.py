@@ -1,6 +1,7 @@
 """Added memory from 2,048 to 8,192 tokens, measured by the benchmark in processes of their own."""
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -57,10 +58,10 @@ def test_largest_tensor_of_top_k_is_its_scores():
     assert largest("top_k", 512) == 4 * 512 * 512  # heads * S * T
 
 
+# Elsewhere there is no way to set a process's peak back; on Linux nothing is passed over.
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is set back by Linux's clear_refs")
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["torch", "ort-cpu"])
 @pytest.mark.parametrize("name", LINEAR)
 def test_added_memory_grows_at_most_five_fold(name, runtime):
-    if not Path("/proc/self/clear_refs").exists():
-        pytest.skip("peak memory is measured through Linux's /proc/self/clear_refs")
     assert benchmark().measure(name, runtime)["ratio"] <= 5
