@@ -6,7 +6,7 @@ Context managers put back what they changed, also after an exception.
 from __future__ import annotations
 
 import builtins
-import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -82,10 +82,12 @@ def plain_outputs(module: nn.Module) -> Iterator[None]:
     forward = module.forward
     own = "forward" in vars(module)
 
-    @functools.wraps(forward)  # torch.export names the inputs after forward's parameters
     def plain(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         return tuple(tensor for _, tensor in named_tensors(forward(*args, **kwargs)))
 
+    # torch.export names the inputs after the parameters that inspect.signature reads here.
+    # functools.wraps would copy a signature that still has the `self` of an unbound forward.
+    vars(plain)["__signature__"] = inspect.signature(forward)
     module.forward = plain
     try:
         yield
