@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from attn_export.attention.data import unique
 from attn_export.errors import one_line
 from attn_export.runtimes.base import Arrays
 
@@ -35,8 +36,7 @@ def shape_lenders(outputs: Sequence[ir.Value], inputs: Sequence[ir.Value]) -> li
         inside.add(id(value))
         sources = [source for source in node.inputs if source is not None]
         (lenders if node.op_type in ("Shape", "Size") else todo).extend(sources)
-    unique = {id(value): value for value in lenders if id(value) not in inside}
-    return list(unique.values())
+    return unique(value for value in lenders if id(value) not in inside)
 
 
 def cut(

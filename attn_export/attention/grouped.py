@@ -12,9 +12,10 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from attn_export.attention.apply import apply
-from attn_export.attention.data import mask_sources
+from attn_export.attention.data import unique
 from attn_export.attention.layout import REPEAT, Atom, atoms, chain, trace
 from attn_export.attention.lower.rewrite import Rewrite
+from attn_export.attention.masks import mask_sources
 from attn_export.attention.metadata import MODULE, ORIGIN
 from attn_export.attention.reasons import NotLowerable
 from attn_export.attention.sizes import sizes
@@ -86,6 +87,6 @@ def _rewrite(node: ir.Node, key: ir.Value, value: ir.Value) -> Rewrite:
     mask = node.inputs[3] if len(node.inputs) > 3 else None
     operands = [v for v in (node.inputs[0], key, value) if v is not None]
     cut = [] if mask is None else mask_sources(mask)
-    begins = list({id(v): v for v in [*operands, *cut]}.values())
+    begins = unique([*operands, *cut])
     new = grouped.outputs[0]
     return Rewrite("ai.onnx.Attention", begins, old, new, [grouped], [], mask, also)

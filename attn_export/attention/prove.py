@@ -26,6 +26,7 @@ from attn_export.attention.cutting import (
     shape_lenders,
 )
 from attn_export.attention.lower.rewrite import Rewrite
+from attn_export.attention.masks import may_block
 from attn_export.attention.sizes import evaluate
 from attn_export.parity.compare import compare
 from attn_export.parity.tolerance import FACTOR, allowed_error, max_abs
@@ -70,8 +71,9 @@ def prove(
     after = cut(model, bounds, [new for _, new in rewrite.pairs])
     unchanged, truth = ReferenceEvaluator(before), ReferenceEvaluator(in_double(before))
     runs = 0
+    mask = rewrite.mask if rewrite.mask is not None and may_block(rewrite.mask) else None
     with ort_cpu.load(after.SerializeToString()) as fused:
-        for name, inputs in _hostile(bounds, rewrite.mask, sizes, brief):
+        for name, inputs in _hostile(bounds, mask, sizes, brief):
             doubled = {key: double(array) for key, array in inputs.items()}
             exact = evaluate_cut(truth, doubled)
             results, reference = fused.run(inputs), evaluate_cut(unchanged, inputs)

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
 from attn_export.attention.cutting import cut, evaluate_cut, shape_lenders
-from attn_export.attention.data import BLOCKING, inputs_behind
+from attn_export.attention.data import inputs_behind, numbers_of, walk
+from attn_export.attention.masks import BLOCKING
 from attn_export.attention.site import Causal, Size
 from attn_export.attention.sizes import evaluate, size_of
 
@@ -133,22 +134,15 @@ def _named(sizes: tuple[Size, ...]) -> list[str]:
 
 def _largest_constant(mask: ir.Value) -> int:
     """The largest whole number, or table, among the constants that a mask is made of."""
-    largest, seen, todo = 0, set[int](), [mask]
-    while todo:
-        value = todo.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
+    largest = 0
+    for value in walk([mask], numbers_of):
         tensor = ir.convenience.get_const_tensor(value)
-        node = value.producer()
         if tensor is not None:
             array = tensor.numpy()
             largest = max([largest, *array.shape])
             number = float(array.reshape(-1)[0]) if array.size == 1 else 0.0
             if BLOCKING < number < UNBOUNDED:
                 largest = max(largest, int(abs(number)))
-        elif node is not None:
-            todo += [source for source in node.inputs if source is not None]
     return largest
 
 

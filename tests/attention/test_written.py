@@ -156,10 +156,16 @@ def masked_positions(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return (q @ k.mT + bias).masked_fill(~mask[:, None, None], LOW).softmax(-1) @ v
 
 
+def log_of_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """The logarithm of 0 blocks: a query without any key gets NaN, and keeps it."""
+    return (q @ k.mT * 0.3 + mask[:, None, None].float().log()).softmax(-1) @ v
+
+
 FORMS: list[Form] = [
     folded, windows, relative_positions, keys_first, tokens_last, heads_behind_tokens, five_axes,
     one_key_for_all_heads, temperature, scaled_bias, two_masks, exp_over_sum, subtracted,
     filled_low, filled_infinite, any_key_guard, zeroed_again, padded_queries, masked_positions,
+    log_of_mask,
 ]  # fmt: skip
 
 

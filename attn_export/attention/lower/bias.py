@@ -19,18 +19,12 @@ import onnx_ir as ir
 from attn_export.attention.builder import Builder
 from attn_export.attention.layout import constant
 from attn_export.attention.lower.mask import as_given
+from attn_export.attention.masks import may_block
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Site
 from attn_export.attention.sizes import Size, plain, sizes
 
 MASK_INPUT = 3
-BLOCKING = -1e4  # as in written/steps: next to any real score, exp of this is 0
-PARTS = {  # the inputs of an op that can make its output block; others only place or choose
-    **dict.fromkeys(("Cast", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice"), (0,)),
-    **dict.fromkeys(("Split", "Squeeze", "Transpose", "Unsqueeze", "Sigmoid", "Tanh"), (0,)),
-    **dict.fromkeys(("Add", "Mul", "Sub", "MatMul"), (0, 1)),
-    "Where": (1, 2),
-}
 
 
 @dataclass(frozen=True)
@@ -98,26 +92,6 @@ def repaired(b: Builder, merged: ir.Value, heads: int, allowed: ir.Value | None)
     apart = _reshape(b, merged, (batch, tokens, heads, width // heads))
     kept = b.op("Where", [allowed, apart, zero], sizes(apart), merged.dtype)
     return _reshape(b, kept, (batch, tokens, width))
-
-
-def may_block(mask: ir.Value) -> bool:
-    """Whether an additive mask may hold a number that blocks, as far as its graph tells."""
-    todo, seen = [mask], set()
-    while todo:
-        value = todo.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        array = constant(value)
-        if array is not None:
-            if array.dtype.kind == "f" and not (np.asarray(array, np.float64) > BLOCKING).all():
-                return True
-            continue
-        node = value.producer()
-        if node is None or node.op_type not in PARTS:
-            return True
-        todo += [v for i in PARTS[node.op_type] if (v := node.inputs[i]) is not None]
-    return False
 
 
 def _boolean(b: Builder, mask: ir.Value, like: ir.Value) -> tuple[ir.Value, ir.Value | None]:

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from attn_export.attention.builder import Builder
-from attn_export.attention.data import is_computed, mask_sources
+from attn_export.attention.data import is_computed, unique
 from attn_export.attention.lower.bias import ScoreBias, repaired
 from attn_export.attention.lower.cache import Cache
 from attn_export.attention.lower.output import place
 from attn_export.attention.lower.rewrite import Rewrite, tag
+from attn_export.attention.masks import mask_sources
 from attn_export.attention.metadata import MODULE, ORIGIN, SITE
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Site
@@ -131,5 +132,4 @@ def finish(
     mask = None if bias is None else bias.given
     cut = mask_sources(mask) if mask is not None else []
     begins = [*(v for v in sources if is_computed(v)), *cut]
-    unique = list({id(value): value for value in begins}.values())
-    return Rewrite(name, unique, old, new, b.nodes, b.weights, mask, also)
+    return Rewrite(name, unique(begins), old, new, b.nodes, b.weights, mask, also)

@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from attn_export.attention.builder import Builder
+from attn_export.attention.data import unique
 from attn_export.attention.layout import constant
 from attn_export.attention.lower.cache import PAST_KEY, PAST_VALUE, PRESENT_KEY, PRESENT_VALUE
 from attn_export.attention.lower.contrib import LENGTHS, builder, operand_of
@@ -67,7 +68,7 @@ def build(site: Site) -> Rewrite:
         also.append((output, _weights(site, given, seen)))
     for output, made in also:
         made.shape, made.type = output.shape, output.type
-    begins = list({id(v): v for v in [*sources, *(v for v in past if v is not None)]}.values())
+    begins = unique([*sources, *(v for v in past if v is not None)])
     return Rewrite(NAME, begins, old, new, b.nodes, b.constants, mask, also)
 
 

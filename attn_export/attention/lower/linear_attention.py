@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from attn_export.attention.builder import Builder
 from attn_export.attention.contraction import Factor
-from attn_export.attention.data import depends_on_input
+from attn_export.attention.data import depends_on_input, unique
 from attn_export.attention.linear import Recurrence
 from attn_export.attention.lower.rewrite import Rewrite
 from attn_export.attention.metadata import MODULE, ORIGIN
@@ -69,7 +69,7 @@ def build(found: Recurrence) -> Rewrite:
     new = axes.unfold(b, result)
     new.shape, new.type = found.output.value.shape, found.output.value.type
     sources = [source for factor in factors for source in _sources(factor.value)]
-    bounds = list({id(v): v for v in (*sources, *([past] if past is not None else []))}.values())
+    bounds = unique([*sources, *([past] if past is not None else [])])
     also = []
     after = None if found.state is None else found.state[1]
     if after is not None and (after.uses() or after.is_graph_output()):

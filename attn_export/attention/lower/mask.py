@@ -12,9 +12,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.attention.data import is_computed, mask_sources
+from attn_export.attention.data import is_computed, unique
 from attn_export.attention.layout import constant
 from attn_export.attention.lower.rewrite import initializer
+from attn_export.attention.masks import mask_sources
 from attn_export.attention.metadata import SITE
 from attn_export.attention.site import Site
 from attn_export.attention.sizes import plain, sizes
@@ -79,7 +80,7 @@ def boundary(site: Site) -> tuple[list[ir.Value], ir.Value | None]:
     mask = as_given(given[3]) if len(given) > 3 and given[3] is not None else None
     cut = mask_sources(mask) if mask is not None else []
     operands = [v for v in given[:3] if v is not None and is_computed(v)]
-    return list({id(value): value for value in [*operands, *cut]}.values()), mask
+    return unique([*operands, *cut]), mask
 
 
 def as_given(mask: ir.Value) -> ir.Value:

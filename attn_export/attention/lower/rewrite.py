@@ -21,7 +21,7 @@ class Rewrite:
         old, new: the value that is replaced, and what replaces it.
         also: further such pairs, as the present keys and values of a cache.
         weights: new initializers.
-        mask: which of the inputs is a mask, so that it is proved on hostile ones.
+        mask: which of the inputs is a mask; if it may block, it is proved on hostile ones.
     """
 
     lowering: str

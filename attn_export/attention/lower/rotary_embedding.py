@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from attn_export.attention.builder import Builder
+from attn_export.attention.data import unique
 from attn_export.attention.lower.rewrite import Rewrite
 from attn_export.attention.metadata import MODULE, ORIGIN
 from attn_export.attention.reasons import NotLowerable, Reason
@@ -87,8 +88,8 @@ def build(rotation: Rotation, op: str) -> Rewrite:
         b.nodes[-1].domain = "com.microsoft"
     new = _unfold(b, turned, rotation, frame)
     new.shape, new.type = rotation.output.shape, rotation.output.type
-    bounds = {id(value): value for value in (source, *rotation.sources)}
-    return Rewrite(op, list(bounds.values()), rotation.output, new, b.nodes, b.weights)
+    bounds = unique([source, *rotation.sources])
+    return Rewrite(op, bounds, rotation.output, new, b.nodes, b.weights)
 
 
 def shares_rows(rotation: Rotation) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import onnx_ir as ir
 
 from attn_export.attention.builder import Builder
-from attn_export.attention.data import is_computed, mask_sources
+from attn_export.attention.data import is_computed, unique
 from attn_export.attention.layout import chain, existing
 from attn_export.attention.lower.cache import PAST_KEY
 from attn_export.attention.lower.contrib import MASK, builder, mask_of, operand_of
@@ -15,6 +15,7 @@ from attn_export.attention.lower.mask import as_given, kernel_mask
 from attn_export.attention.lower.output import place
 from attn_export.attention.lower.rewrite import Rewrite, tag
 from attn_export.attention.lower.tokens_first import TokensFirst, tokens_first
+from attn_export.attention.masks import mask_sources
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Site
 from attn_export.attention.sizes import sizes
@@ -88,8 +89,7 @@ def _rewrite(b: Builder, site: Site, parts: Sequence[TokensFirst]) -> Rewrite:
     sources = [part.source for part in parts] + [v for v in node.inputs[4:] if v is not None]
     cut = mask_sources(given) if given is not None else []
     begins = [*(v for v in sources if is_computed(v)), *cut]
-    unique = list({id(value): value for value in begins}.values())
-    return Rewrite(NAME, unique, *pairs[0], b.nodes, b.weights, given, pairs[1:])
+    return Rewrite(NAME, unique(begins), *pairs[0], b.nodes, b.weights, given, pairs[1:])
 
 
 def _unmoved(value: ir.Value) -> ir.Value:

@@ -9,9 +9,10 @@ import numpy as np
 import onnx_ir as ir
 
 from attn_export.attention.builder import Builder
-from attn_export.attention.data import cut_sources, is_computed, may_block
+from attn_export.attention.data import is_computed, unique
 from attn_export.attention.lower.mask import kernel_mask
 from attn_export.attention.lower.rewrite import Rewrite
+from attn_export.attention.masks import cut_sources
 from attn_export.attention.metadata import MODULE, ORIGIN
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.sizes import Size, sizes
@@ -76,10 +77,9 @@ def rewrite(found: Softmax, *, nan_rows: bool = False) -> Rewrite:
     new.shape, new.type = old.shape, old.type
     cut = cut_sources([*masked.sources, *(guard.condition for guard, _ in guards)])
     sources = [o.value for o in operands if is_computed(o.value)] + cut
-    unique = list({id(v): v for v in sources}.values())
     biases = {id(step.value) for step in steps if isinstance(step, Bias)}
-    hostile = next((v for v in cut if id(v) in biases and may_block(v)), None)
-    return Rewrite(NAME, unique, old, new, b.nodes, b.weights, hostile)
+    hostile = next((v for v in cut if id(v) in biases), None)
+    return Rewrite(NAME, unique(sources), old, new, b.nodes, b.weights, hostile)
 
 
 def operand(value: ir.Value, swapped: bool, scaled: bool = True) -> Operand:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.attention.data import BLOCKING, depends_on_input
+from attn_export.attention.data import depends_on_input
 from attn_export.attention.layout import constant
+from attn_export.attention.masks import BLOCKING
 from attn_export.attention.reasons import NotLowerable, Reason
 
 PLAIN = {"Identity", "Cast", "Dropout"}
