@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from attn_export.attention.lower.rewrite import initializer
 from attn_export.attention.reasons import NotLowerable, Reason
-from attn_export.attention.sizes import Size, divide, sizes
+from attn_export.attention.sizes import Size, divide, shape_of, sizes
 
 Attribute = int | float | str | list[int]
 
@@ -49,7 +49,7 @@ class Builder:
         node.metadata_props.update(self.metadata)
         result = node.outputs[0]
         if shape is not None:
-            result.shape = ir.Shape([s if isinstance(s, int) else str(s) for s in shape])
+            result.shape = shape_of(shape)
         if dtype is None and inputs and inputs[0] is not None:
             dtype = inputs[0].dtype
         if dtype is not None:

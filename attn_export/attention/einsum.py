@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from attn_export.attention.metadata import MODULE, ORIGIN
+from attn_export.attention.metadata import origin_of
 
 
 def products_for_einsums(model: ir.Model) -> None:
@@ -77,8 +77,6 @@ def _ordered(
 
 def _add(einsum: ir.Node, nodes: list[ir.Node], node: ir.Node) -> ir.Value:
     node.name = f"{einsum.name}/{node.op_type}_{len(nodes)}"
-    for key in (MODULE, ORIGIN):
-        if key in einsum.metadata_props:
-            node.metadata_props[key] = einsum.metadata_props[key]
+    node.metadata_props.update(origin_of(einsum))
     nodes.append(node)
     return node.outputs[0]

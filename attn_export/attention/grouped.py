@@ -16,7 +16,7 @@ from attn_export.attention.data import unique
 from attn_export.attention.layout import REPEAT, Atom, atoms, chain, trace
 from attn_export.attention.lower.rewrite import Rewrite
 from attn_export.attention.masks import mask_sources
-from attn_export.attention.metadata import MODULE, ORIGIN
+from attn_export.attention.metadata import origin_of
 from attn_export.attention.reasons import NotLowerable
 from attn_export.attention.sizes import sizes
 
@@ -78,9 +78,7 @@ def _rewrite(node: ir.Node, key: ir.Value, value: ir.Value) -> Rewrite:
         attributes=attributes, version=node.version, num_outputs=len(node.outputs),
         name=f"{node.name}{GROUPED}",
     )  # fmt: skip
-    for name in (MODULE, ORIGIN):
-        if name in node.metadata_props:
-            grouped.metadata_props[name] = node.metadata_props[name]
+    grouped.metadata_props.update(origin_of(node))
     also = list(zip(node.outputs[1:], grouped.outputs[1:], strict=True))
     for before, after in [(old, grouped.outputs[0]), *also]:
         after.shape, after.type = before.shape, before.type

@@ -1,5 +1,9 @@
 """Where a node came from, kept as node metadata through every pass and into the bundle."""
 
+from __future__ import annotations
+
+import onnx_ir as ir
+
 MODULE = "attn_export.module"
 """Path of the PyTorch submodule: "blocks.0.attn"."""
 
@@ -8,3 +12,9 @@ ORIGIN = "attn_export.origin"
 
 SITE = "attn_export.site"
 """Name of the attention site that a node implements."""
+
+
+def origin_of(node: ir.Node | None) -> dict[str, str]:
+    """MODULE and ORIGIN of a node, as far as they are known, for the nodes that replace it."""
+    known = {} if node is None else node.metadata_props
+    return {key: known[key] for key in (MODULE, ORIGIN) if key in known}

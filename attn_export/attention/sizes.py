@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -42,6 +42,11 @@ def sizes(value: ir.Value) -> tuple[Size, ...]:
         else:
             found.append(size_of(str(size.value)))
     return tuple(found)
+
+
+def shape_of(sizes: Iterable[Size]) -> ir.Shape:
+    """Sizes as the shape of a value; an expression is written out."""
+    return ir.Shape([size if isinstance(size, int) else str(size) for size in sizes])
 
 
 def evaluate(size: int | str | ir.SymbolicDim, binding: Mapping[str, int]) -> int:

@@ -19,12 +19,11 @@ import onnx_ir as ir
 from attn_export.attention.builder import Builder
 from attn_export.attention.layout import constant
 from attn_export.attention.lower.mask import as_given
+from attn_export.attention.lower.site_inputs import mask_of
 from attn_export.attention.masks import may_block
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Site
 from attn_export.attention.sizes import Size, plain, sizes
-
-MASK_INPUT = 3
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def score_bias(
     Raises:
         NotLowerable: the rank or dtype of the mask is unknown.
     """
-    mask = site.node.inputs[MASK_INPUT] if len(site.node.inputs) > MASK_INPUT else None
+    mask = mask_of(site)
     if mask is None:
         return None
     given = as_given(mask)

@@ -12,32 +12,11 @@ from attn_export.attention.lower.bias import ScoreBias, repaired
 from attn_export.attention.lower.cache import Cache
 from attn_export.attention.lower.output import place
 from attn_export.attention.lower.rewrite import Rewrite, tag
+from attn_export.attention.lower.site_inputs import LENGTHS, mask_of
 from attn_export.attention.masks import mask_sources
-from attn_export.attention.metadata import MODULE, ORIGIN, SITE
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Site
-from attn_export.attention.sizes import Size
-
-MASK, LENGTHS = 3, 6
-
-
-def builder(site: Site) -> Builder:
-    """For new nodes that carry the site's name and origin."""
-    known = site.node.metadata_props
-    kept = {key: known[key] for key in (MODULE, ORIGIN) if key in known}
-    return Builder(site.name, {SITE: site.name, **kept})
-
-
-def operand_of(site: Site, index: int) -> ir.Value:
-    """Query, key or value of a site, by its input of standard Attention."""
-    value = site.node.inputs[index]
-    if value is None:
-        raise NotLowerable(Reason.UNKNOWN_SHAPE, "it lacks an input")
-    return value
-
-
-def mask_of(site: Site) -> ir.Value | None:
-    return site.node.inputs[MASK] if len(site.node.inputs) > MASK else None
+from attn_export.attention.sizes import Size, shape_of
 
 
 def require_plain(site: Site, op: str) -> None:
@@ -96,7 +75,7 @@ def fused(
     )  # fmt: skip
     b.nodes.append(tag(site, node))
     merged = node.outputs[0]
-    merged.shape = ir.Shape([s if isinstance(s, int) else str(s) for s in shape])
+    merged.shape = shape_of(shape)
     merged.type = None if inputs[0] is None else inputs[0].type
     return node
 

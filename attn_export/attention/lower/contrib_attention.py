@@ -8,7 +8,6 @@ import onnx_ir as ir
 from attn_export.attention.lower.bias import score_bias
 from attn_export.attention.lower.cache import cache_of
 from attn_export.attention.lower.contrib import (
-    builder,
     finish,
     fused,
     require_equal_heads,
@@ -17,6 +16,7 @@ from attn_export.attention.lower.contrib import (
 )
 from attn_export.attention.lower.operands import operands
 from attn_export.attention.lower.rewrite import Rewrite, initializer
+from attn_export.attention.lower.site_inputs import builder
 from attn_export.attention.lower.tokens_first import batch_first, beginning
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Site

@@ -18,9 +18,9 @@ from attn_export.attention.builder import Builder
 from attn_export.attention.data import unique
 from attn_export.attention.layout import constant
 from attn_export.attention.lower.cache import PAST_KEY, PAST_VALUE, PRESENT_KEY, PRESENT_VALUE
-from attn_export.attention.lower.contrib import LENGTHS, builder, operand_of
 from attn_export.attention.lower.mask import boundary
 from attn_export.attention.lower.rewrite import Rewrite
+from attn_export.attention.lower.site_inputs import LENGTHS, builder, operand_of
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Site
 

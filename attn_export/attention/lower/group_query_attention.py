@@ -8,15 +8,9 @@ import onnx_ir as ir
 from attn_export.attention.builder import Builder
 from attn_export.attention.lower.bias import score_bias, total
 from attn_export.attention.lower.cache import Cache, cache_of
-from attn_export.attention.lower.contrib import (
-    builder,
-    finish,
-    fused,
-    mask_of,
-    operand_of,
-    require_plain,
-)
+from attn_export.attention.lower.contrib import finish, fused, require_plain
 from attn_export.attention.lower.rewrite import Rewrite
+from attn_export.attention.lower.site_inputs import builder, mask_of, operand_of
 from attn_export.attention.lower.tokens_first import tokens_first
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Site

@@ -18,9 +18,9 @@ from attn_export.attention.contraction import Factor
 from attn_export.attention.data import depends_on_input, unique
 from attn_export.attention.linear import Recurrence
 from attn_export.attention.lower.rewrite import Rewrite
-from attn_export.attention.metadata import MODULE, ORIGIN
+from attn_export.attention.metadata import origin_of
 from attn_export.attention.reasons import NotLowerable, Reason
-from attn_export.attention.sizes import Size, plain, sizes
+from attn_export.attention.sizes import Size, plain, shape_of, sizes
 
 NAME = "com.microsoft.LinearAttention"
 
@@ -32,8 +32,7 @@ def build(found: Recurrence) -> Rewrite:
         NotLowerable: its heads are not a fixed number, or are grouped otherwise than the op's.
     """
     end = found.output.value.producer()
-    kept = end.metadata_props if end is not None else {}
-    metadata = {key: kept[key] for key in (MODULE, ORIGIN) if key in kept}
+    metadata = origin_of(end)
     factors = [f for f in (found.query, found.key, found.value, found.decay, found.beta) if f]
     b = Builder(f"{found.output.value.name}/linear", metadata, [factor.value for factor in factors])
     axes = _Axes(found)
@@ -65,7 +64,7 @@ def build(found: Recurrence) -> Rewrite:
     result, state = node.outputs
     result.type, state.type = found.query.value.type, found.query.value.type
     width = sizes(value)[-1] // axes.count(axes.kv_heads) * axes.count(axes.heads)
-    result.shape = ir.Shape([s if isinstance(s, int) else str(s) for s in (*axes.rows, width)])
+    result.shape = shape_of((*axes.rows, width))
     new = axes.unfold(b, result)
     new.shape, new.type = found.output.value.shape, found.output.value.type
     sources = [source for factor in factors for source in _sources(factor.value)]

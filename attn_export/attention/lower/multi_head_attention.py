@@ -9,15 +9,14 @@ from attn_export.attention.layout import existing
 from attn_export.attention.lower.bias import score_bias
 from attn_export.attention.lower.cache import Cache, cache_of
 from attn_export.attention.lower.contrib import (
-    builder,
     finish,
     fused,
-    operand_of,
     require_equal_heads,
     require_plain,
     unidirectional,
 )
 from attn_export.attention.lower.rewrite import Rewrite
+from attn_export.attention.lower.site_inputs import builder, operand_of
 from attn_export.attention.lower.tokens_first import TokensFirst, tokens_first
 from attn_export.attention.site import Site
 from attn_export.attention.sizes import sizes

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from attn_export.attention.metadata import MODULE, ORIGIN, SITE
+from attn_export.attention.metadata import SITE, origin_of
 from attn_export.attention.site import Site
 
 
@@ -51,7 +51,5 @@ def tag(site: Site, node: ir.Node) -> ir.Node:
     """Name a node after its site and keep where the site came from."""
     node.name = f"{site.name}/{node.op_type}"
     node.metadata_props[SITE] = site.name
-    for key in (MODULE, ORIGIN):
-        if key in site.node.metadata_props:
-            node.metadata_props[key] = site.node.metadata_props[key]
+    node.metadata_props.update(origin_of(site.node))
     return node

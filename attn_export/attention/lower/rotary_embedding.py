@@ -18,7 +18,7 @@ import onnx_ir as ir
 from attn_export.attention.builder import Builder
 from attn_export.attention.data import unique
 from attn_export.attention.lower.rewrite import Rewrite
-from attn_export.attention.metadata import MODULE, ORIGIN
+from attn_export.attention.metadata import origin_of
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.rotary import Rotation, Table
 from attn_export.attention.sizes import Size, sizes
@@ -63,10 +63,8 @@ def build(rotation: Rotation, op: str) -> Rewrite:
     """
     frame = _frame(rotation)
     anchors = [rotation.x, rotation.cos.value, rotation.sin.value]
-    end = rotation.output.producer()
-    kept = end.metadata_props if end is not None else {}
-    metadata = {key: kept[key] for key in (MODULE, ORIGIN) if key in kept}
-    b = Builder(f"{rotation.output.name}/rotary", metadata, anchors)
+    origin = origin_of(rotation.output.producer())
+    b = Builder(f"{rotation.output.name}/rotary", origin, anchors)
     cos, sin = (_columns(b, table) for table in (rotation.cos, rotation.sin))
     source, layout = _source(b, rotation, frame)
     if op == CONTRIB:

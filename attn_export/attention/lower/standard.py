@@ -10,15 +10,15 @@ from attn_export.attention.builder import Builder
 from attn_export.attention.data import is_computed, unique
 from attn_export.attention.layout import chain, existing
 from attn_export.attention.lower.cache import PAST_KEY
-from attn_export.attention.lower.contrib import MASK, builder, mask_of, operand_of
 from attn_export.attention.lower.mask import as_given, kernel_mask
 from attn_export.attention.lower.output import place
 from attn_export.attention.lower.rewrite import Rewrite, tag
+from attn_export.attention.lower.site_inputs import MASK, builder, mask_of, operand_of
 from attn_export.attention.lower.tokens_first import TokensFirst, tokens_first
 from attn_export.attention.masks import mask_sources
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Site
-from attn_export.attention.sizes import sizes
+from attn_export.attention.sizes import shape_of, sizes
 
 NAME = "ai.onnx.Attention"
 ROLES = ("query", "key", "value")
@@ -81,7 +81,7 @@ def _rewrite(b: Builder, site: Site, parts: Sequence[TokensFirst]) -> Rewrite:
     if packed:
         merged = fused.outputs[0]
         shape = (*sizes(query)[:2], site.heads * site.v_head_size)
-        merged.shape = ir.Shape([s if isinstance(s, int) else str(s) for s in shape])
+        merged.shape = shape_of(shape)
         merged.type = node.outputs[0].type
         pairs[0] = place(b, node.outputs[0], merged)
     for before, after in pairs:

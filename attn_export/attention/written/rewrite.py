@@ -13,7 +13,7 @@ from attn_export.attention.data import is_computed, unique
 from attn_export.attention.lower.mask import kernel_mask
 from attn_export.attention.lower.rewrite import Rewrite
 from attn_export.attention.masks import cut_sources
-from attn_export.attention.metadata import MODULE, ORIGIN
+from attn_export.attention.metadata import origin_of
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.sizes import Size, sizes
 from attn_export.attention.written.frame import Frame, frame, pull
@@ -57,10 +57,8 @@ def rewrite(found: Softmax, *, nan_rows: bool = False) -> Rewrite:
     rows, columns = operand(first, False), operand(second, True)
     query, key = (columns, rows) if common.swapped else (rows, columns)
     value = operand(source(weighed.product, 1 - weighed.position), weighed.position == 1, False)
-    metadata = found.node.metadata_props
-    kept = {name: metadata[name] for name in (MODULE, ORIGIN) if name in metadata}
     operands = (query, key, value)
-    b = Builder(str(found.node.name), kept, [o.value for o in operands])
+    b = Builder(str(found.node.name), origin_of(found.node), [o.value for o in operands])
     masked = masking(b, steps, common)
     guards = _guards(b, masked, weighed, common)
     q, k, v = _operands(b, common, query, key, value)
