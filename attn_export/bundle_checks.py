@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -11,6 +11,7 @@ from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from attn_export.errors import FileError, one_line
 from attn_export.parity.tolerance import Group
+from attn_export.protos import graph_tensors
 from attn_export.storage import sha256
 
 FORMAT = "attn-export-bundle/1"
@@ -114,30 +115,3 @@ def check_graph(folder: Path, name: str, files: Mapping[str, Any]) -> None:
                     f"{name} keeps its weights in '{location}', which is not a file of the bundle",
                     "do not use this bundle",
                 )
-
-
-def graph_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every stored tensor: of the graph, its subgraphs, its functions and their attributes."""
-    yield from _constants(model.graph)
-    yield from _node_tensors([*model.graph.node, *(n for f in model.functions for n in f.node)])
-
-
-def _constants(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    yield from _sparse(graph.sparse_initializer)
-
-
-def _sparse(tensors: Iterable[onnx.SparseTensorProto]) -> Iterator[onnx.TensorProto]:
-    for tensor in tensors:
-        yield from (tensor.values, tensor.indices)
-
-
-def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
-    """The tensors in attributes, and all of those in subgraphs (If, Loop and Scan bodies)."""
-    for node in nodes:
-        for attribute in node.attribute:
-            yield from (attribute.t, *attribute.tensors)
-            yield from _sparse((attribute.sparse_tensor, *attribute.sparse_tensors))
-            for graph in (attribute.g, *attribute.graphs):
-                yield from _constants(graph)
-                yield from _node_tensors(graph.node)

@@ -12,13 +12,13 @@ import onnx_ir as ir
 from onnx.external_data_helper import ExternalDataInfo
 
 from attn_export import file_cases, onnx_file
-from attn_export.bundle_checks import graph_tensors
 from attn_export.errors import AttnExportError, CheckFailed, FileError, UsageError
 from attn_export.file_cases import FileCases
 from attn_export.inspection import account_of, runtime_of
 from attn_export.onnx_file import OnnxFile
 from attn_export.parity.compare import Comparison, compare_outputs, failed
 from attn_export.parity.result import RuntimeResult, Verification
+from attn_export.protos import graph_tensors
 from attn_export.requirement import Requirement, parse
 from attn_export.runtimes import ort_cpu
 from attn_export.runtimes.packages import onnxruntime_owner

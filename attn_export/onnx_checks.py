@@ -13,8 +13,8 @@ from pathlib import Path, PurePosixPath
 import onnx
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-from attn_export.bundle_checks import graph_tensors
 from attn_export.errors import FileError, one_line
+from attn_export.protos import graph_tensors
 
 OLDEST, NEWEST = 11, 26
 STANDARD = ("", "ai.onnx")

@@ -16,9 +16,9 @@ from onnx_ir.passes import common
 
 from attn_export import onnx_checks, opsets, shapes
 from attn_export.attention.metadata import MODULE, ORIGIN
-from attn_export.bundle_checks import graph_tensors
 from attn_export.errors import ExportError, FileError, one_line
 from attn_export.graph_names import origin_of
+from attn_export.protos import graph_tensors
 from attn_export.shapes import Symbols
 
 KNOWN_DOMAINS = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft"}

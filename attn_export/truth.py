@@ -9,21 +9,19 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from attn_export.bundle_checks import graph_tensors
 from attn_export.errors import one_line
 from attn_export.parity.tolerance import Array
+from attn_export.protos import in_double
 
 SECONDS = 60.0
 LIMIT = 2**29  # bytes of weights; in double and with their copies they take five times that
-FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def compute(
@@ -54,39 +52,6 @@ def _unpack(path: Path, count: int) -> list[dict[str, Array]]:
             index, _, name = key.partition("/")
             found[int(index)][name] = array
     return found
-
-
-def in_double(model: onnx.ModelProto) -> None:
-    """Make every float of a model, its subgraphs and functions a double, in place."""
-    for tensor in graph_tensors(model):
-        if tensor.data_type in FLOATS:
-            array = numpy_helper.to_array(tensor).astype(np.float64)
-            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
-    _graph_in_double(model.graph)
-    for function in model.functions:
-        _nodes_in_double(function.node)
-
-
-def _graph_in_double(graph: onnx.GraphProto) -> None:
-    for value in [*graph.input, *graph.output]:
-        if value.type.tensor_type.elem_type in FLOATS:
-            value.type.tensor_type.elem_type = TensorProto.DOUBLE
-    graph.ClearField("value_info")
-    _nodes_in_double(graph.node)
-
-
-def _nodes_in_double(nodes: Iterable[onnx.NodeProto]) -> None:
-    for node in nodes:
-        for attribute in node.attribute:
-            if attribute.name in ("to", "dtype") and attribute.i in FLOATS:
-                attribute.i = TensorProto.DOUBLE
-            elif node.op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
-                single = attribute.name == "value_float"
-                array = np.asarray(attribute.f if single else attribute.floats, np.float64)
-                tensor = numpy_helper.from_array(array)
-                attribute.CopyFrom(onnx.helper.make_attribute("value", tensor))
-            for graph in (attribute.g, *attribute.graphs):
-                _graph_in_double(graph)
 
 
 def _main(path: Path, inputs: Path, outputs: Path) -> None:

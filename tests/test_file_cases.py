@@ -13,7 +13,7 @@ from attn_export import truth
 from attn_export.errors import FileError
 from attn_export.file_cases import FileCases, build, draw, table_rows
 from attn_export.onnx_file import OnnxFile, read
-from tests.onnx_files import D, attention, constants, expected, floats, save
+from tests.onnx_files import D, attention, expected, floats, save
 
 NODE = helper.make_node
 
@@ -158,13 +158,3 @@ def test_a_truth_that_is_no_rounding_away_is_not_believed(
     assert [case.truth for case in cases.cases] == [{}, {}]
     assert "the reference evaluator differs from ONNX Runtime" in cases.notes[0]
     assert cases.cases[0].allowed["y"]["all"] < 1e-4
-
-
-def test_constants_of_every_kind_are_doubled() -> None:
-    body = [NODE("Constant", [], ["c"], value_float=0.1), NODE("Add", ["x", "c"], ["y"])]
-    graph = helper.make_graph(body, "g", [floats("x", 1)], [floats("y", 1)])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    truth.in_double(model)
-    value = onnx.numpy_helper.to_array(model.graph.node[0].attribute[0].t)
-    assert (value.dtype, float(value)) == (np.float64, float(np.float32(0.1)))
-    assert constants()["wq"].dtype == np.float32

@@ -8,14 +8,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from attn_export.attention.data import unique
 from attn_export.errors import one_line
 from attn_export.runtimes.base import Arrays
-
-FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16}
 
 
 def result_name(index: int) -> str:
@@ -65,39 +62,6 @@ def cut(
     graph.opset_imports.update(imports)
     part = ir.Model(graph, ir_version=model.ir_version)
     return ir.to_proto(ir.external_data.load_to_model(part))  # weights beside a file come along
-
-
-def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same computation in float64."""
-    doubled = onnx.ModelProto()
-    doubled.CopyFrom(model)
-    for tensor in doubled.graph.initializer:
-        _double_tensor(tensor)
-    for node in doubled.graph.node:
-        for attribute in node.attribute:
-            if node.op_type == "Cast" and attribute.name == "to" and attribute.i in FLOATS:
-                attribute.i = onnx.TensorProto.DOUBLE
-            elif node.op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
-                _double_constant(attribute)
-            elif attribute.HasField("t"):
-                _double_tensor(attribute.t)
-    for value in [*doubled.graph.input, *doubled.graph.output, *doubled.graph.value_info]:
-        if value.type.tensor_type.elem_type in FLOATS:
-            value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
-    return doubled
-
-
-def _double_constant(attribute: onnx.AttributeProto) -> None:
-    """Numbers that a Constant holds as float32 become a tensor."""
-    numbers = attribute.f if attribute.name == "value_float" else list(attribute.floats)
-    tensor = numpy_helper.from_array(np.array(numbers, dtype=np.float64))
-    attribute.CopyFrom(helper.make_attribute("value", tensor))
-
-
-def _double_tensor(tensor: onnx.TensorProto) -> None:
-    if tensor.data_type in FLOATS:
-        array = numpy_helper.to_array(tensor).astype(np.float64)
-        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
 
 
 def double(array: NDArray[np.generic]) -> NDArray[np.generic]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 FACTOR = 8.0
 FLOOR = 64.0
@@ -86,6 +86,17 @@ def allowed_error(reference: Array, truth: Array | None) -> float:
     if truth is None:
         return floor
     return max(FACTOR * max_abs(np.asarray(reference, np.float64), scale), floor)
+
+
+def rounded(array: Array, dtype: DTypeLike, seed: int) -> Array:
+    """Each number moved by one rounding of `dtype`, up or down; float64. Integers stay as they are.
+
+    How far an answer moves with it is how well its inputs, as they are stored, decide it.
+    """
+    if array.dtype.kind != "f":
+        return array
+    signs = np.random.default_rng(seed).choice([-1.0, 1.0], array.shape)
+    return np.asarray(array, np.float64) * (1 + float(np.finfo(dtype).eps) * signs)
 
 
 def rms(values: NDArray[np.float64]) -> float:

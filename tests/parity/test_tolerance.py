@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from attn_export.parity.tolerance import Group, allowed_error, max_abs, rms, split
+from attn_export.parity.tolerance import Group, allowed_error, max_abs, rms, rounded, split
 
 EPS = 2.0**-23  # of float32
 VALUES = arrays(np.float32, (4,), elements=st.floats(-8, 8, width=32, allow_subnormal=False))
@@ -111,3 +111,15 @@ def test_groups_that_leave_elements_out_are_refused(groups: list[Group]) -> None
 def test_rms_and_max_abs_of_nothing_are_zero() -> None:
     empty = np.zeros(0)
     assert rms(empty) == max_abs(empty, empty) == 0.0
+
+
+def test_each_number_moves_by_one_rounding_up_or_down() -> None:
+    threes = np.full(1000, 3.0, np.float32)
+    moved = rounded(threes, np.float32, seed=0) / 3.0 - 1.0
+    assert sorted({float(step) for step in moved.round(12)}) == pytest.approx([-EPS, EPS], rel=1e-4)
+    other = rounded(threes, np.float32, seed=1) / 3.0 - 1.0
+    assert (other != moved).any()
+
+
+def test_integers_are_not_moved() -> None:
+    np.testing.assert_array_equal(rounded(np.arange(3), np.float32, seed=0), np.arange(3))

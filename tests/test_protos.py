@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from attn_export.attention.cutting import in_double
+from attn_export.protos import in_double
 
 TENSOR = numpy_helper.from_array(np.array(0.1, np.float32))
 
@@ -24,7 +24,8 @@ def test_a_comparison_with_a_constant_runs_in_double(constant: dict[str, object]
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])
     graph = helper.make_graph(nodes, "part", [x], [y])
-    doubled = in_double(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)]))
+    doubled = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)])
+    in_double(doubled)
     numbers = np.array([np.float32(0.1), 3.0], np.float64)
     (result,) = ReferenceEvaluator(doubled).run(None, {"x": numbers})
     assert result.dtype == np.float64
