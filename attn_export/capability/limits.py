@@ -61,41 +61,35 @@ class Requirement:
     source: str
 
 
+def _of_both(op: str) -> tuple[Limit, ...]:
+    """What com.microsoft Attention and MultiHeadAttention lack alike."""
+    return (
+        Limit(op, ANYWHERE, ("grouped heads",), "heads", "has no grouped heads", CONTRIB_SCHEMA),
+        Limit(op, ANYWHERE, ("softcap",), "softcap", "has no softcap", CONTRIB_SCHEMA),
+        Limit(op, ANYWHERE, ("window",), "window", "has no window", CONTRIB_SCHEMA),
+        Limit(op, (CUDA,), ("causal", "S and T may differ", "not cache"), "causal",
+              "may be aligned lower-right", FLASH_ALIGNS),
+        Limit(op, ANYWHERE, ("causal, aligned lower-right", "not cache"), "causal",
+              "is aligned upper-left", RAN),
+        Limit(op, ANYWHERE, ("causal, alignment unknown",), "causal",
+              "has a causal mask of one alignment alone", CONTRIB_SCHEMA),
+        Limit(op, ORT, ("lengths", "blocked rows"), "blocked-rows",
+              "treats a row of length 0 as if nothing were blocked", RAN),
+    )  # fmt: skip
+
+
 LIMITS = (
+    *_of_both(CONTRIB_ATTENTION),
+    *_of_both(MULTI_HEAD_ATTENTION),
     Limit(CONTRIB_ATTENTION, ANYWHERE, ("cross-attention",), "projection",
           "takes query, key and value from one value", CONTRIB_SCHEMA),
-    Limit(CONTRIB_ATTENTION, ANYWHERE, ("grouped heads",), "heads",
-          "has no grouped heads", CONTRIB_SCHEMA),
-    Limit(CONTRIB_ATTENTION, ANYWHERE, ("softcap",), "softcap", "has no softcap", CONTRIB_SCHEMA),
-    Limit(CONTRIB_ATTENTION, ANYWHERE, ("window",), "window", "has no window", CONTRIB_SCHEMA),
     Limit(CONTRIB_ATTENTION, ANYWHERE, ("weights read",), "weights-used",
           "does not return its weights", CONTRIB_SCHEMA),
-    Limit(CONTRIB_ATTENTION, (CUDA,), ("causal", "S and T may differ", "not cache"), "causal",
-          "may be aligned lower-right", FLASH_ALIGNS),
-    Limit(CONTRIB_ATTENTION, ANYWHERE, ("causal, aligned lower-right", "not cache"), "causal",
-          "is aligned upper-left", RAN),
-    Limit(CONTRIB_ATTENTION, ANYWHERE, ("causal, alignment unknown",), "causal",
-          "has a causal mask of one alignment alone", CONTRIB_SCHEMA),
-    Limit(CONTRIB_ATTENTION, ORT, ("lengths", "blocked rows"), "blocked-rows",
-          "treats a row of length 0 as if nothing were blocked", RAN),
 
-    Limit(MULTI_HEAD_ATTENTION, ANYWHERE, ("grouped heads",), "heads",
-          "has no grouped heads", CONTRIB_SCHEMA),
-    Limit(MULTI_HEAD_ATTENTION, ANYWHERE, ("softcap",), "softcap",
-          "has no softcap", CONTRIB_SCHEMA),
-    Limit(MULTI_HEAD_ATTENTION, ANYWHERE, ("window",), "window", "has no window", CONTRIB_SCHEMA),
     Limit(MULTI_HEAD_ATTENTION, (CPU,), ("causal", "S may be below T", "not cache"), "causal",
           "leaves its last query unmasked where S is below T", RAN),
-    Limit(MULTI_HEAD_ATTENTION, (CUDA,), ("causal", "S and T may differ", "not cache"), "causal",
-          "may be aligned lower-right", FLASH_ALIGNS),
-    Limit(MULTI_HEAD_ATTENTION, ANYWHERE, ("causal, aligned lower-right", "not cache"), "causal",
-          "is aligned upper-left", RAN),
-    Limit(MULTI_HEAD_ATTENTION, ANYWHERE, ("causal, alignment unknown",), "causal",
-          "has a causal mask of one alignment alone", CONTRIB_SCHEMA),
     Limit(MULTI_HEAD_ATTENTION, ORT, ("dense mask", "blocked rows"), "blocked-rows",
           "gives NaN on a row of -inf", RAN),
-    Limit(MULTI_HEAD_ATTENTION, ORT, ("lengths", "blocked rows"), "blocked-rows",
-          "treats a row of length 0 as if nothing were blocked", RAN),
     Limit(MULTI_HEAD_ATTENTION, ORT, ("lengths", "cache"), "mask",
           "takes no lengths of the new keys beside a cache", RAN),
 
