@@ -96,7 +96,8 @@ class Outcome:
         """In words; why it was refused, or why a faster form was not taken."""
         if self.rule:
             return self.rule
-        return "; ".join(dict.fromkeys(map(str, self.reasons)))
+        why = "; ".join(dict.fromkeys(map(str, self.reasons)))
+        return f"other ops were passed over: {why}" if why and self.status == "lowered" else why
 
     @property
     def code(self) -> Reason | None:

@@ -51,9 +51,8 @@ def print_account(console: Console, account: Mapping[str, Any], notes: Sequence[
     for line in other_lines(account):
         console.print(line)
     sites = account["sites"]
-    passed_over = {s["reason"] for s in sites if s["status"] == "lowered" and s["reason"]}
-    for reason in sorted(passed_over):
-        console.print(f"Other ops were passed over: {reason}")
+    for reason in sorted({s["reason"] for s in sites if s["status"] == "lowered" and s["reason"]}):
+        console.print(f"{reason[0].upper()}{reason[1:]}")
     for note in notes:
         console.print(f"Note: {note}.")
 

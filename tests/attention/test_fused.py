@@ -28,6 +28,7 @@ def test_what_was_lowered_once_is_lowered_still(module: type[m.Block], op: str) 
     (again,) = account.outcomes
     assert (account.total, account.lowered, account.refused) == (1, 1, 0)
     assert (first.lowering, again.lowering, again.proved) == (op, op, "no")
+    assert again.reason == "it was fused before"
     kept = ("kind", "heads", "kv_heads", "head_size", "v_head_size", "tokens", "scale")
     assert [getattr(again.site, name) for name in kept] == [
         getattr(first.site, name) for name in kept
