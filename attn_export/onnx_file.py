@@ -20,6 +20,7 @@ from attn_export.errors import ExportError, FileError, one_line
 from attn_export.graph_names import origin_of
 from attn_export.protos import graph_tensors
 from attn_export.shapes import Symbols
+from attn_export.static_sizes import StaticSizesPass
 
 KNOWN_DOMAINS = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft"}
 QUANTISED = ("DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "QuantizeLinear")
@@ -85,6 +86,8 @@ def read(path: Path) -> OnnxFile:
     model.ir_version = max(model.ir_version or 0, IR_VERSION)
     if problem := shapes.infer(model):
         notes.append(problem)
+    StaticSizesPass()(model)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     return OnnxFile(path, model, version, beside, symbols, tuple(foreign), notes)
 
 
