@@ -15,7 +15,7 @@ from onnx.external_data_helper import ExternalDataInfo
 from onnx_ir.passes import common
 
 from attn_export import onnx_checks, opsets, shapes
-from attn_export.attention.metadata import MODULE, ORIGIN
+from attn_export.attention.metadata import MODULE, ORIGIN, name_nodes
 from attn_export.errors import ExportError, FileError, one_line
 from attn_export.graph_names import origin_of
 from attn_export.protos import graph_tensors
@@ -103,7 +103,8 @@ def _graph(path: Path, proto: onnx.ModelProto) -> ir.Model:
         raise FileError(
             f"{path} is not a sound graph ({one_line(error)})", "mend or export it again"
         ) from error
-    _name_nodes(model)
+    name_nodes(model)
+    _keep_origins(model)
     for graph in model.graphs():
         for value in graph.initializers.values():
             tensor = value.const_value
@@ -112,17 +113,8 @@ def _graph(path: Path, proto: onnx.ModelProto) -> ir.Model:
     return model
 
 
-def _name_nodes(model: ir.Model) -> None:
-    """Every node gets a name of its own: sites and reasons are told by it."""
-    taken: set[str] = set()
-    for index, node in enumerate(ir.traversal.RecursiveGraphIterator(model.graph)):
-        name = wanted = node.name or f"{node.op_type}_{index}"
-        number = 0
-        while name in taken:
-            number += 1
-            name = f"{wanted}.{number}"
-        taken.add(name)
-        node.name = name
+def _keep_origins(model: ir.Model) -> None:
+    for node in model.graph.all_nodes():
         module, origin = _origin(node)
         if module:
             node.metadata_props.setdefault(MODULE, module)
@@ -145,14 +137,14 @@ def _origin(node: ir.Node) -> tuple[str, str]:
 def _domains(model: ir.Model) -> dict[str, str]:
     """Each foreign domain, with its operators and how often they occur."""
     found: dict[str, Counter[str]] = {}
-    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+    for node in model.graph.all_nodes():
         if node.domain not in KNOWN_DOMAINS and not node.domain.startswith("com.microsoft."):
             found.setdefault(node.domain, Counter())[node.op_type] += 1
     return {domain: _counted(operators) for domain, operators in sorted(found.items())}
 
 
 def _quantised(model: ir.Model) -> str:
-    nodes = ir.traversal.RecursiveGraphIterator(model.graph)
+    nodes = model.graph.all_nodes()
     return _counted(
         Counter(n.op_type for n in nodes if n.op_type in QUANTISED or n.op_type[:7] == "QLinear")
     )
@@ -164,7 +156,7 @@ def _counted(operators: Counter[str]) -> str:
 
 def _refuse_windows(path: Path, model: ir.Model) -> None:
     """ONNX Runtime refuses the window of Attention-25 or inlines it; OpenVINO ignores it."""
-    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+    for node in model.graph.all_nodes():
         windows = {"left_window_size", "right_window_size"} & node.attributes.keys()
         if node.op_type == "Attention" and node.domain in onnx_checks.STANDARD and windows:
             raise ExportError(

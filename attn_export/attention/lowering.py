@@ -24,6 +24,7 @@ from attn_export.attention.lower import (
     standard,
 )
 from attn_export.attention.lower.rewrite import Rewrite
+from attn_export.attention.metadata import name_nodes
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Account, Outcome, Proved, Site, Status
 from attn_export.attention.sizes import evaluate
@@ -66,7 +67,7 @@ def lower(
         RuntimeUnavailable: no onnxruntime to prove on.
     """
     check_choice(runtime, choice)
-    _name_nodes(model)
+    name_nodes(model)
     counted, other = count(model), tuple(others(model))
     onnxruntime_owner()  # proofs run on it, whatever the graph is for
     version, _ = runtime_version(runtime)
@@ -106,15 +107,6 @@ def _as_given(site: Site, runtime: str) -> Outcome:
         missing = NotLowerable(Reason.NO_KERNEL, f"{runtime} has no kernel for {op}")
         return Outcome(site, None, "refused", (missing,))
     return Outcome(site, op, "lowered", rule="it was fused before")
-
-
-def _name_nodes(model: ir.Model) -> None:
-    """Sites are told apart by the names of their nodes, which files of other tools may lack."""
-    used: set[str] = set()
-    for index, node in enumerate(model.graph.all_nodes()):
-        if not node.name or node.name in used:
-            node.name = f"{node.name or node.op_type}_{index}"
-        used.add(node.name)
 
 
 def _tokens(site: Site, sizes: Sequence[Mapping[str, int]]) -> tuple[int, int] | None:
