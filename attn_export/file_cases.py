@@ -1,8 +1,6 @@
 """Inputs on which an existing .onnx file is compared: drawn, and run on the file as it is.
 
 The file says little of what it takes, so sizes are tried until it runs: batch 1 and 3, two lengths.
-Token ids stay inside of the table that they index; what is called a mask, and other integers, are
-zeros and ones with holes and padding.
 """
 
 from __future__ import annotations
@@ -14,10 +12,10 @@ from itertools import product
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from attn_export.attention.sizes import evaluate
 from attn_export.errors import AttnExportError, FileError
+from attn_export.file_inputs import draw, is_drawn
 from attn_export.onnx_file import OnnxFile
 from attn_export.parity.tolerance import FACTOR, Array, allowed_error, max_abs, rms, rounded
 from attn_export.reference import Case
@@ -78,7 +76,7 @@ class _NotHereError(Exception):
 
 
 def _open(file: OnnxFile) -> OrtSession:
-    odd = [v.name for v in file.model.graph.inputs if not _is_plain(v)]
+    odd = [v.name for v in file.model.graph.inputs if not is_drawn(v)]
     if odd:
         raise _NotHereError(f"its input '{odd[0]}' is of a kind that is not drawn")
     try:
@@ -90,20 +88,6 @@ def _open(file: OnnxFile) -> OrtSession:
         if "NOT_IMPLEMENTED" in error.observed:
             raise _NotHereError(error.observed) from error
         raise FileError(error.observed, "mend or export it again") from error
-
-
-def _is_plain(value: ir.Value) -> bool:
-    tensor = isinstance(value.type, ir.TensorType) and value.shape is not None
-    if not tensor or value.dtype is None:
-        return False
-    return value.dtype in _DRAWN
-
-
-_DRAWN = {
-    ir.DataType.BOOL, ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.FLOAT16,
-    ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64,
-    ir.DataType.UINT8, ir.DataType.UINT16, ir.DataType.UINT32, ir.DataType.UINT64,
-}  # fmt: skip
 
 
 def symbols(model: ir.Model) -> dict[str, bool]:
@@ -204,60 +188,6 @@ def _is_degenerate(model: ir.Model, sizes: Mapping[str, int]) -> bool:
 
 def told(sizes: Mapping[str, int]) -> str:
     return " ".join(f"{name}={size}" for name, size in sizes.items())
-
-
-def draw(model: ir.Model, sizes: Mapping[str, int], masked: bool, seed: int) -> dict[str, Array]:
-    """Seeded inputs for a graph at these sizes."""
-    rng = np.random.default_rng(seed)
-    return {str(value.name): _draw(value, sizes, masked, rng) for value in model.graph.inputs}
-
-
-def _draw(
-    value: ir.Value, sizes: Mapping[str, int], masked: bool, rng: np.random.Generator
-) -> Array:
-    assert value.shape is not None
-    assert value.dtype is not None
-    shape = tuple(evaluate(size, sizes) for size in value.shape)
-    dtype = value.dtype.numpy()
-    if dtype.kind in "iu" and (rows := table_rows(value)):
-        return rng.integers(0, rows, shape).astype(dtype)
-    if value.dtype == ir.DataType.UINT8:
-        return rng.integers(0, 256, shape).astype(dtype)
-    if dtype.kind in "biu" or "mask" in str(value.name).lower():
-        return _mask(shape, masked and len(shape) > 1, rng).astype(dtype)
-    return np.asarray(rng.standard_normal(shape)).astype(dtype)
-
-
-def _mask(shape: tuple[int, ...], masked: bool, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """True keeps: holes, every other row padded at its end, none blocked by chance."""
-    kept = rng.random(shape) >= (0.3 if masked else 0.0)
-    if masked and kept.size:
-        kept.reshape(-1, shape[-1])[1::2] = np.arange(shape[-1]) < (shape[-1] + 1) // 2
-        kept[..., :1] = True
-    return kept
-
-
-_KEEPS_NUMBERS = ("Cast", "Clip", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze",
-                  "Unsqueeze")  # fmt: skip
-
-
-def table_rows(value: ir.Value) -> int | None:
-    """The size of the smallest constant table that an input's numbers index; None for no table."""
-    found: list[int] = []
-    todo, seen = [value], {id(value)}
-    while todo:
-        for node, position in todo.pop().uses():
-            table = node.inputs[0]
-            if node.op_type == "Gather" and position == 1 and table is not None:
-                axis = node.attributes.get_int("axis", 0)
-                size = table.shape[axis] if table.shape is not None else None
-                if isinstance(size, int) and table.is_initializer():
-                    found.append(size)
-            elif node.op_type in _KEEPS_NUMBERS and position == 0:
-                new = [out for out in node.outputs if id(out) not in seen]
-                seen |= {id(out) for out in new}
-                todo += new
-    return min(found) if found else None
 
 
 def _judge(file: OnnxFile, session: OrtSession, found: FileCases) -> None:

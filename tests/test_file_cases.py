@@ -11,7 +11,8 @@ from onnx import TensorProto, helper
 
 from attn_export import truth
 from attn_export.errors import FileError
-from attn_export.file_cases import FileCases, build, draw, table_rows
+from attn_export.file_cases import FileCases, build
+from attn_export.file_inputs import draw, table_rows
 from attn_export.onnx_file import OnnxFile, read
 from tests.onnx_files import D, attention, expected, floats, save
 
