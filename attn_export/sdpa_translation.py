@@ -33,7 +33,10 @@ def attention(
        grouped, serve all query heads as they are: so does the standard op.
     2. Three axes (B, S, H) get a head axis of size 1.
     3. More than four have those before the heads merged into one.
+    4. A mask with one number for all keys has it for each: ONNX pads such a mask, and hides the
+       other keys.
     """
+    attn_mask = _for_each_key(attn_mask, key)
     rank = max(_rank(x) for x in (query, key, value))
     inner = 3 if enable_gqa or _one_head(query, key, value) else 2
     operands = query, key, value = _broadcast((query, key, value), inner)
@@ -58,6 +61,15 @@ def attention(
 
 def _rank(value: Any) -> int:
     return 0 if value is None else len(value.shape)
+
+
+def _for_each_key(mask: Any, key: Any) -> Any:
+    """A mask (..., S, 1) as (..., S, T)."""
+    if mask is None or mask.shape[-1] != 1 or key.shape[-2] == 1:
+        return mask
+    ones = op.Constant(value_ints=[1] * (_rank(mask) - 1))
+    wide = op.Expand(mask, op.Concat(ones, op.Shape(key, start=-2, end=-1), axis=0))
+    return _sized(wide, mask, [*mask.shape[:-1], key.shape[-2]])
 
 
 def _one_head(query: Any, key: Any, value: Any) -> bool:

@@ -58,10 +58,13 @@ CASES = {
     "four axes, one key head": Case(4, lambda query: query[:, :1]),
     "four axes, grouped heads": Case(4, lambda query: query[:, 1:2], options={"enable_gqa": True}),
     "four axes, one row of keys": Case(4, lambda query: torch.ones(1, 3, 4, 8).cumsum(2)),
+    "four axes, a mask of one number for all keys": Case(4, mask=(5, 1)),
+    "four axes, such a mask for each head": Case(4, mask=(1, 3, 5, 1)),
     "five axes": Case(5),
     "five axes, fewer keys": Case(5, lambda query: query[..., :3, :]),
     "five axes, a mask for each head": Case(5, mask=(3, 5, 5)),
     "five axes, a mask for each window": Case(5, mask=(4, 1, 5, 5)),
+    "five axes, a mask of one number for all keys": Case(5, mask=(4, 1, 5, 1)),
     "five axes, one key head": Case(5, lambda query: query[:, :, :1]),
     "five axes, one window of keys": Case(5, lambda query: query[:, :1]),
 }
