@@ -30,8 +30,9 @@ $(ZOO_STAMP): constraints-zoo.txt pyproject.toml
 demo: $(STAMP)
 	$(BIN)/attn-export run vit-digits --output demo --overwrite
 
+# One worker a core, each with one thread: small models gain nothing from more.
 test: $(STAMP)
-	$(BIN)/pytest -m 'not slow and not gpu and not zoo'
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadgroup -m 'not slow and not gpu and not zoo'
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
