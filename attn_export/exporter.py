@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,8 +20,10 @@ from attn_export.export_workarounds import Translations, traced, translations
 from attn_export.graph_names import clean_metadata, name_sizes, name_values
 from attn_export.models.spec import Axis, ExportSpec
 from attn_export.outputs import named_tensors
+from attn_export.refusals import refusal, unprinted_graph
 from attn_export.signature import default_dynamic
 
+NOISY = ("torch.onnx", "onnxscript", "torch.export", "torch.fx.experimental.symbolic_shapes")
 OPSET = 23  # the standard Attention op; ONNX Runtime and TensorRT run 23, and 25 de-fuses it
 
 
@@ -125,10 +126,12 @@ def widen(
 def exporter_state() -> Iterator[None]:
     """No autograd, no nn.TransformerEncoder fast path (an op without an ONNX form), no noise.
 
+    What torch.export logs before it refuses is said by the error.
+
     Everything is restored, also after an exception.
     """
     fastpath = torch.backends.mha.get_fastpath_enabled()
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    loggers = [logging.getLogger(name) for name in NOISY]
     levels = [logger.level for logger in loggers]
     try:
         torch.backends.mha.set_fastpath_enabled(False)
@@ -175,30 +178,17 @@ def _trace(spec: ExportSpec) -> ExportedProgram:
         name: {axis: dims[a.name] for axis, a in spec.dynamic.get(name, {}).items()}
         for name in spec.inputs
     }
-    try:
-        return traced(
-            spec.module,
-            lambda: torch.export.export(
+
+    def export() -> ExportedProgram:
+        with unprinted_graph():
+            return torch.export.export(
                 spec.module, (), kwargs=dict(spec.inputs), dynamic_shapes=shapes, strict=False
-            ),
-        )
+            )
+
+    try:
+        return traced(spec.module, export)
     except Exception as error:
-        reason = _reason(error)
-        excluded = re.search(r"!= (\d+)$", reason)  # a size at which forward takes another path
-        way_out = "make that part of forward exportable, or declare fewer dynamic axes"
-        if excluded:
-            way_out = f"declare that axis up to {int(excluded[1]) - 1}"
-        raise ExportError(f"torch.export refuses the model ({reason})", way_out) from error
-
-
-def _reason(error: Exception) -> str:
-    """The line of a torch.export message that says what is wrong, often not the first."""
-    lines = [line.strip(" -\t") for line in str(error).splitlines() if line.strip()]
-    telling = ("Not all values", "was inferred to be a constant", "marked", "Could not guard")
-    for line in lines:
-        if any(phrase in line for phrase in telling):
-            return one_line(Exception(line))
-    return f"{type(error).__name__}: {one_line(error)}"
+        raise refusal(error) from error
 
 
 def convert(
