@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 
-from attn_export.errors import RuntimeUnavailable
+from attn_export.errors import RuntimeUnavailable, one_line
 
 MODULES = {
     "export": ("torch", "onnx_ir", "onnxscript", "jinja2"),
@@ -14,10 +15,18 @@ MODULES = {
 
 
 def require(extra: str) -> None:
-    """Raise RuntimeUnavailable unless the packages of an extra are installed."""
+    """Raise RuntimeUnavailable unless the packages of an extra are installed and import."""
     missing = [module for module in MODULES[extra] if find_spec(module) is None]
     if missing:
         raise RuntimeUnavailable(
             f"this needs {' and '.join(missing)}, which is not installed",
             f"run `pip install 'attn-export[{extra}]'`",
         )
+    for module in MODULES[extra]:
+        try:
+            import_module(module)
+        except Exception as error:  # a broken installation raises anything: OSError, NameError, ...
+            raise RuntimeUnavailable(
+                f"{module} is installed and does not import ({one_line(error)})",
+                f"run `pip install --force-reinstall {module.replace('_', '-')}`",
+            ) from error

@@ -18,6 +18,7 @@ def staged(target: Path, *, replace: bool = False) -> Iterator[Path]:
     """A fresh folder that becomes `target` when the block ends well, and vanishes when it does not.
 
     Args:
+        target: where it is a link, what it points to is written, and the link stays.
         replace: an existing target is taken away at the last moment. Whether it may be is the
             caller's to decide.
 
@@ -25,7 +26,7 @@ def staged(target: Path, *, replace: bool = False) -> Iterator[Path]:
         UsageError: the target exists and `replace` is off.
         FileError: the disk is full, or the place may not be written to.
     """
-    target = target.absolute()
+    target = target.resolve()
     if target.exists() and not replace:
         raise UsageError(f"{target} exists", "choose another -o, or add --overwrite")
     with scratch(target) as stage:

@@ -175,3 +175,15 @@ def test_a_file_that_cannot_be_placed_leaves_no_partial_one(tmp_path: Path) -> N
 def test_sha256_is_the_published_one(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     assert sha256(tmp_path / "a").startswith("ba7816bf8f01cfea414140de5dae2223")
+
+
+def test_a_linked_target_is_written_where_the_link_points(tmp_path: Path) -> None:
+    for name in ("v1", "v2"):
+        with staged(tmp_path / name) as stage:
+            (stage / "file").write_text(name)
+    (tmp_path / "current").symlink_to("v2")
+    with staged(tmp_path / "current", replace=True) as stage:
+        (stage / "file").write_text("new")
+    assert (tmp_path / "current").is_symlink()
+    assert (tmp_path / "v2" / "file").read_text() == "new"
+    assert (tmp_path / "v1" / "file").read_text() == "v1"

@@ -182,3 +182,12 @@ def _small_files() -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+
+def test_3_a_torch_that_does_not_import(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise OSError('libtorch.so is missing')")
+    ended = cli("export", "vit-digits", "-o", "out", env={"PYTHONPATH": str(tmp_path)})
+    assert ended.code == 3
+    assert ended.sentence.startswith("torch is installed and does not import (libtorch.so is")
+    assert not (tmp_path / "out").exists()
