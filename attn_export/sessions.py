@@ -9,7 +9,7 @@ from attn_export import bundle as bundles
 from attn_export.capability import TARGET_RUNTIMES
 from attn_export.errors import RuntimeUnavailable, UsageError
 from attn_export.runtimes import openvino, ort_cpu, torch_eager
-from attn_export.runtimes.base import Availability, Session, TensorSpec
+from attn_export.runtimes.base import Availability, GraphBytes, Session, TensorSpec
 
 RUNTIMES = tuple(dict.fromkeys([torch_eager.NAME, *TARGET_RUNTIMES.values()]))
 STAND_IN = ort_cpu.NAME
@@ -51,8 +51,13 @@ def load(
     component: str = "model",
     threads: int | None = None,
     source: str | None = None,
+    graph: bytes | None = None,
 ) -> Session:
-    """A session of one component on one runtime; `source` is torch's, instead of the manifest's.
+    """A session of one component on one runtime.
+
+    Args:
+        source: torch's, instead of the manifest's.
+        graph: serialized, with the bundle's weights; runs instead of the bundle's own.
 
     Raises:
         UsageError: an unknown runtime, or one that the bundle was not exported for.
@@ -67,17 +72,21 @@ def load(
     _, missing = available([runtime])
     if missing:
         raise missing[runtime]
+    model = bundle.model_path(target) if graph is None else GraphBytes(graph, bundle.path)
     if runtime == openvino.NAME:
-        return openvino.load(bundle.model_path(target), threads)
-    return ort_cpu.load(bundle.model_path(target), threads)
+        return openvino.load(model, threads)
+    return ort_cpu.load(model, threads)
 
 
-def load_stand_in(bundle: bundles.Bundle, target: Mapping[str, Any]) -> Session:
+def load_stand_in(
+    bundle: bundles.Bundle, target: Mapping[str, Any], graph: bytes | None = None
+) -> Session:
     """The graph of a target whose runtime is not here, on ONNX Runtime's CPU provider.
 
     What that shows is that the graph computes what PyTorch does, not that the runtime would.
     """
-    return ort_cpu.load(bundle.model_path(target))
+    model = bundle.model_path(target) if graph is None else GraphBytes(graph, bundle.path)
+    return ort_cpu.load(model)
 
 
 def _load_torch(bundle: bundles.Bundle, component: str, source: str | None) -> Session:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -13,6 +14,22 @@ from numpy.typing import NDArray
 from attn_export.errors import UsageError
 
 Arrays = dict[str, NDArray[np.generic]]
+
+
+@dataclass(frozen=True)
+class GraphBytes:
+    """A serialized model whose weights lie in files of another folder.
+
+    A path cannot say this: ONNX Runtime refuses weights outside of the model's own folder, links
+    included.
+    """
+
+    data: bytes
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return "the graph with its intermediate values"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attn_export.errors import FileError, RuntimeUnavailable, one_line
-from attn_export.runtimes.base import Arrays, Availability, Session, TensorSpec
+from attn_export.protos import with_weights
+from attn_export.runtimes.base import Arrays, Availability, GraphBytes, Session, TensorSpec
 from attn_export.runtimes.packages import version
 from attn_export.runtimes.threads import cores
 
@@ -49,8 +50,8 @@ def _import() -> Any:
 class OpenVinoSession(Session):
     """A model compiled for the CPU; computed in float32, where OpenVINO may choose bfloat16."""
 
-    def __init__(self, model: Path | bytes, threads: int) -> None:
-        """Load a model from a path (external data beside it) or from serialized bytes.
+    def __init__(self, model: Path | bytes | GraphBytes, threads: int) -> None:
+        """Load a model from a path (external data beside it) or serialized.
 
         Raises:
             RuntimeUnavailable: openvino is not installed.
@@ -58,7 +59,10 @@ class OpenVinoSession(Session):
         """
         core = _import().Core()
         config = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
-        source = model if isinstance(model, bytes) else str(model)
+        if isinstance(model, GraphBytes):  # a buffer has no folder where weights could be found
+            source: bytes | str = with_weights(model.data, model.folder)
+        else:
+            source = model if isinstance(model, bytes) else str(model)
         try:
             self._compiled = core.compile_model(core.read_model(source), DEVICE, config)
         except RuntimeError as error:
@@ -102,7 +106,7 @@ def _spec(port: Any) -> TensorSpec:
     return TensorSpec(name, DTYPES[kind], sizes)
 
 
-def load(model: Path | bytes, threads: int | None = None) -> OpenVinoSession:
+def load(model: Path | bytes | GraphBytes, threads: int | None = None) -> OpenVinoSession:
     """Load a model.
 
     Raises:

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attn_export.errors import FileError, RuntimeUnavailable, one_line
-from attn_export.runtimes.base import Arrays, Session, TensorSpec
+from attn_export.runtimes.base import Arrays, GraphBytes, Session, TensorSpec
 from attn_export.runtimes.packages import onnxruntime_owner
 
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 DTYPES = {
     "tensor(float)": "float32",
     "tensor(float16)": "float16",
@@ -52,12 +53,12 @@ class OrtSession(Session):
     def __init__(
         self,
         runtime: str,
-        model: Path | bytes,
+        model: Path | bytes | GraphBytes,
         providers: Sequence[str],
         threads: int,
         optimize: bool = True,
     ) -> None:
-        """Load a model from a path (external data beside it) or from serialized bytes.
+        """Load a model from a path (external data beside it) or serialized.
 
         Raises:
             RuntimeUnavailable: ONNX Runtime did not take the first provider asked for.
@@ -71,7 +72,11 @@ class OrtSession(Session):
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         if not optimize:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        source = model if isinstance(model, bytes) else str(model)
+        if isinstance(model, GraphBytes):
+            options.add_session_config_entry(WEIGHTS_FOLDER, str(model.folder.absolute()))
+            source: bytes | str = model.data
+        else:
+            source = model if isinstance(model, bytes) else str(model)
         # The providers first: onnxruntime replaces a missing one by the CPU with a mere warning.
         missing = [name for name in providers if name not in ort.get_available_providers()]
         if missing:

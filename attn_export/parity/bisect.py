@@ -1,0 +1,191 @@
+"""Where inside a graph a runtime first leaves what PyTorch computes.
+
+Values of the graph become outputs of it, a part at a time, and are compared with a yardstick:
+PyTorch's own values, stored when the graph was exported, or else the same graph in float32 without
+optimisations. The answer is the first value that is wrong while all that it is computed from is
+right, on a way to an output that is wrong. Needs numpy, onnx and the runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from attn_export.errors import AttnExportError
+from attn_export.parity.deviation import Deviation
+from attn_export.parity.drift import Cause, Drift
+from attn_export.parity.exposing import Exposable, chunks, is_half
+from attn_export.parity.flow import Flow, Place
+from attn_export.parity.tolerance import Array
+from attn_export.parity.trace import Expected
+from attn_export.parity.yardstick import Progress, PyTorch, Twin, Yardstick, compared
+
+Wrong = Callable[[Mapping[str, Array]], list[str]]
+"""The graph's outputs -> names of those that are wrong."""
+
+
+def bisect(
+    graph: Exposable,
+    inputs: Mapping[str, Array],
+    wrong: Wrong,
+    trace: Mapping[str, Expected] | None = None,
+    twin: Exposable | None = None,
+    progress: Progress = lambda _: None,
+) -> Drift | None:
+    """The first value that leaves its budget; None where no output is wrong.
+
+    Args:
+        graph: on the runtime that is in question.
+        trace: what values should be, by name; need not have all those of the graph.
+        twin: the same graph in float32 on a runtime that is trusted more. It tells whether the
+            graph is wrong or the runtime, and knows the values that the trace has not.
+
+    Raises:
+        AttnExportError: the runtime does not run the graph.
+    """
+    return _Search(graph, inputs, wrong, trace or {}, twin, progress).run()
+
+
+class _Search:
+    def __init__(
+        self,
+        graph: Exposable,
+        inputs: Mapping[str, Array],
+        wrong: Wrong,
+        trace: Mapping[str, Expected],
+        twin: Exposable | None,
+        progress: Progress,
+    ) -> None:
+        self.graph, self.inputs, self.wrong, self.progress = graph, inputs, wrong, progress
+        self.flow = Flow(graph.model)
+        self.twin = None if twin is None else Twin(twin, inputs)
+        known = {name: trace[name] for name in graph.values() if name in trace}
+        self.yardstick: Yardstick = PyTorch(known) if known or not self.twin else self.twin
+        self.failing: list[str] = []
+
+    def run(self) -> Drift | None:
+        self.failing = self.wrong(self.graph.run(self.inputs))
+        if not self.failing:
+            return None
+        on_the_way = self.flow.above(self.failing) & self.yardstick.names()
+        names = [name for name in self.graph.values() if name in on_the_way]
+        seen, hidden = self._look(names)
+        if hidden:
+            return self._one_at_a_time(names)
+        return self._drift(self._root(seen), seen)
+
+    def _look(self, names: Sequence[str]) -> tuple[dict[str, Deviation], bool]:
+        """Compare the values; also whether the error is gone while they are looked at."""
+        seen: dict[str, Deviation] = {}
+        for part in chunks(names, self.yardstick.bytes_of):
+            self.progress(f"looking for the first wrong value, {len(seen)} of {len(names)} seen")
+            found, wrong = self._compare(part)
+            if not wrong:
+                return seen, True
+            seen |= found
+        return seen, False
+
+    def _compare(self, names: Sequence[str]) -> tuple[dict[str, Deviation], list[str]]:
+        """The values, and the outputs that are wrong while they are looked at."""
+        actual = self.graph.run(self.inputs, names)
+        found = compared(self.flow, names, actual, self.yardstick.expected(names))
+        return found, self.wrong({name: actual[name] for name in self.graph.outputs})
+
+    def _root(self, seen: Mapping[str, Deviation]) -> str:
+        """The first wrong value, on a way to a wrong output, that only right ones lead to."""
+        bad = {name for name, found in seen.items() if found.drifts} | {*self.failing}
+        good = seen.keys() - bad
+        reached: set[str] = set()
+        todo, roots = list(self.failing), list[str]()
+        while todo:
+            value = todo.pop()
+            if value in reached:
+                continue
+            reached.add(value)
+            _, before = self.flow.causes(value, good, bad)
+            todo += before
+            roots += [] if before else [value]
+        return min(roots, key=lambda name: self.flow.producer.get(name, -1))
+
+    def _one_at_a_time(self, names: Sequence[str]) -> Drift:
+        """Halve the values between one that is right and one that is wrong, each seen alone."""
+        seen: dict[str, Deviation] = {}
+        right, wrong = -1, len(names)
+        while wrong - right > 1:
+            middle = (right + wrong) // 2
+            self.progress(f"looking at one value at a time, {wrong - right} left")
+            found, failing = self._compare([names[middle]])
+            seen |= found
+            if any(value.drifts for value in found.values()):
+                wrong = middle
+            elif failing:
+                right = middle
+            else:
+                drift = self._drift(names[middle], {})
+                return replace(
+                    drift, hidden_by=names[middle], one_at_a_time=True, compared=len(seen)
+                )
+        value = names[wrong] if wrong < len(names) else self.failing[0]
+        return replace(self._drift(value, seen), one_at_a_time=True)
+
+    def _drift(self, value: str, seen: Mapping[str, Deviation]) -> Drift:
+        good = {name for name, found in seen.items() if not found.drifts and name != value}
+        nodes, _ = self.flow.causes(value, good)
+        found = seen.get(value)
+        cause = self._cause(value)
+        if cause in ("runtime", "precision") and self.yardstick is not self.twin:
+            finer = self._finer(nodes) if len(nodes) > 1 else None
+            if finer is not None:
+                found, nodes = finer, [self.flow.producer[finer.value]]
+        return Drift(
+            value=found.value if found else value,
+            place=self._blamed(nodes),
+            between=tuple(self.flow.place(index).node for index in nodes),
+            deviation=found,
+            cause=cause,
+            yardstick=self.yardstick.name,
+            compared=len(seen),
+        )
+
+    def _blamed(self, nodes: Sequence[int]) -> Place | None:
+        """Of a site, where one is among the nodes, or else the first that computes with inputs."""
+        places = [self.flow.place(index) for index in nodes]
+        computing = [self.flow.place(index) for index in nodes if self.flow.from_inputs(index)]
+        sites = [place for place in places if place.site]
+        return next(iter([*sites, *computing, *places]), None)
+
+    def _cause(self, value: str) -> Cause:
+        """Whether the twin is wrong there too."""
+        if self.twin is None or value not in self.flow.producer:
+            return "unknown"
+        half = is_half(self.graph.model)
+        try:
+            made = self.twin.run([value])
+        except AttnExportError:
+            return "unknown"
+        if self.yardstick is self.twin:
+            as_wrong = not half and value in self.wrong(made)
+        else:
+            found = compared(self.flow, [value], made, self.yardstick.expected([value]))
+            if value not in found:  # an output that the trace has not
+                as_wrong = not half and value in self.wrong(made)
+            else:
+                as_wrong = found[value].drifts
+        if as_wrong:
+            return "graph"
+        return "precision" if half else "runtime"
+
+    def _finer(self, nodes: Sequence[int]) -> Deviation | None:
+        """The first value among these nodes' that differs from the twin's, known to PyTorch or not.
+
+        Only that of a node that reaches the last one; exposing may hide it.
+        """
+        if self.twin is None:
+            return None
+        names = [name for index in nodes for name in self.flow.nodes[index].output if name]
+        try:
+            actual, expected = self.graph.run(self.inputs, names), self.twin.expected(names)
+        except AttnExportError:
+            return None
+        found = compared(self.flow, names, actual, expected).values()
+        return next((value for value in found if value.drifts), None)
