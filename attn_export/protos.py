@@ -48,7 +48,7 @@ def with_weights(data: bytes, folder: Path) -> bytes:
     """
     model = onnx.load_model_from_string(data)
     load_external_data_for_model(model, str(folder))
-    return model.SerializeToString()
+    return bytes(model.SerializeToString())
 
 
 def in_double(model: onnx.ModelProto) -> None:

@@ -14,21 +14,33 @@ from attn_export.cli.options import Output, output_options
 @click.option("--runtime", "runtimes", multiple=True, help="Runtime to check; may be repeated.")
 @click.option("--rtol", type=float, help="Replaces the stored allowances, with --atol.")
 @click.option("--atol", type=float, help="Replaces the stored allowances, with --rtol.")
+@click.option(
+    "--bisect/--no-bisect",
+    default=True,
+    help="Where a runtime is wrong, find the first site or node that is.  [default: bisect]",
+)
 @output_options
 def command(
-    bundle: Path, runtimes: tuple[str, ...], rtol: float | None, atol: float | None, output: Output
+    bundle: Path,
+    runtimes: tuple[str, ...],
+    rtol: float | None,
+    atol: float | None,
+    bisect: bool,
+    output: Output,
 ) -> None:
     """Compare runtimes with the PyTorch outputs that BUNDLE carries, without PyTorch."""
-    from attn_export.cli.tables import metric_lines, parity_table, unavailable_lines
+    from attn_export.cli.tables import drift_lines, metric_lines, parity_table, unavailable_lines
     from attn_export.errors import CheckFailed
     from attn_export.verification import verify
 
     with output.progress() as progress:
         progress("verifying")
-        result = verify(bundle, runtimes, rtol=rtol, atol=atol)
+        result = verify(bundle, runtimes, rtol=rtol, atol=atol, bisect=bisect, progress=progress)
     output.console.print(parity_table(result))
     if rtol is not None:
         output.console.print(f"Allowances replaced by --atol {atol} --rtol {rtol}.")
+    for line in drift_lines(result):
+        output.console.print(line)
     for line in [*metric_lines(result), *unavailable_lines(result.unavailable, "checked")]:
         output.console.print(line)
     overridden = {"rtol": rtol, "atol": atol} if rtol is not None else None

@@ -31,6 +31,7 @@ def bisect(
     trace: Mapping[str, Expected] | None = None,
     twin: Exposable | None = None,
     progress: Progress = lambda _: None,
+    case: str = "",
 ) -> Drift | None:
     """The first value that leaves its budget; None where no output is wrong.
 
@@ -39,11 +40,13 @@ def bisect(
         trace: what values should be, by name; need not have all those of the graph.
         twin: the same graph in float32 on a runtime that is trusted more. It tells whether the
             graph is wrong or the runtime, and knows the values that the trace has not.
+        case: what the inputs are called.
 
     Raises:
         AttnExportError: the runtime does not run the graph.
     """
-    return _Search(graph, inputs, wrong, trace or {}, twin, progress).run()
+    found = _Search(graph, inputs, wrong, trace or {}, twin, progress).run()
+    return None if found is None else replace(found, case=case)
 
 
 class _Search:

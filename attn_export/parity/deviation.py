@@ -66,7 +66,7 @@ def allowed(expected: Expected, dtype: np.dtype[np.generic]) -> float:
     """The largest absolute difference of a value in `dtype`."""
     if expected.exact or dtype.kind != "f":
         return 0.0
-    eps = float(np.finfo(dtype).eps)
+    eps = float(np.finfo(dtype.name).eps)
     wider = max(1.0, eps / float(np.finfo(np.float32).eps))
     return max(FACTOR * wider * expected.error, FLOOR * eps * expected.rms)
 
@@ -94,5 +94,5 @@ def deviation(value: str, place: Place, actual: Array, expected: Expected) -> De
         got=float(part[worst]),
         expected=float(expected.samples[worst]),
         largest=expected.largest,
-        limit=float(np.finfo(actual.dtype).max) if actual.dtype.kind == "f" else float("inf"),
+        limit=float(np.finfo(actual.dtype.name).max) if actual.dtype.kind == "f" else float("inf"),
     )

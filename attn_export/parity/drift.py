@@ -69,7 +69,8 @@ class Drift:
         first = f"First drift at {where}: {told}"
         others = len(self.between) - 1
         if others > 0 and not self.site:
-            first += f"; {others} more nodes lead to it from values that are right"
+            more = "one more node leads" if others == 1 else f"{others} more nodes lead"
+            first += f"; {more} to it from values that are right"
         if self.hidden_by:
             first = (
                 f"First drift at {where}: the error is gone while '{self.hidden_by}' is looked at,"

@@ -48,7 +48,7 @@ class Exposable:
         try:
             for name in new:
                 self.model.graph.output.append(helper.make_empty_tensor_value_info(name))
-            return self.model.SerializeToString()
+            return bytes(self.model.SerializeToString())
         finally:
             del self.model.graph.output[kept:]
 

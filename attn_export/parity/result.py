@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from attn_export.parity.compare import Comparison
+from attn_export.parity.drift import Drift
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class RuntimeResult:
         metric: the bundle's task score on this runtime; None where the bundle has none, or where
             the answers are wrong anyway.
         stands_in_for: the runtime that the graph is for, where another one ran it.
+        drift: the first value inside of the graph that is wrong, where an output is.
+        undrifted: why that was not found.
     """
 
     runtime: str
@@ -28,6 +31,8 @@ class RuntimeResult:
     metric: float | None = None
     unscored: str = ""
     stands_in_for: str | None = None
+    drift: Drift | None = None
+    undrifted: str = ""
 
     @property
     def passed(self) -> bool:
@@ -62,6 +67,7 @@ class RuntimeResult:
             "unscored": self.unscored,
             "stands_in_for": self.stands_in_for,
             "failures": self.failures if not self.passed else [],
+            "first_drift": self.drift.to_json() if self.drift else None,
         }
 
 
