@@ -8,7 +8,7 @@ right, on a way to an output that is wrong. Needs numpy, onnx and the runtime.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from attn_export.errors import AttnExportError
@@ -65,9 +65,11 @@ class _Search:
         known = {name: trace[name] for name in graph.values() if name in trace}
         self.yardstick: Yardstick = PyTorch(known) if known or not self.twin else self.twin
         self.failing: list[str] = []
+        self.outputs: dict[str, Array] = {}
 
     def run(self) -> Drift | None:
-        self.failing = self.wrong(self.graph.run(self.inputs))
+        self.outputs = self.graph.run(self.inputs)
+        self.failing = self.wrong(dict(self.outputs))
         if not self.failing:
             return None
         on_the_way = self.flow.above(self.failing) & self.yardstick.names()
@@ -75,7 +77,8 @@ class _Search:
         seen, hidden = self._look(names)
         if hidden:
             return self._one_at_a_time(names)
-        return self._drift(self._root(seen), seen)
+        good = {name for name, found in seen.items() if not found.drifts}
+        return self._drift(self._root(seen), good, seen)
 
     def _look(self, names: Sequence[str]) -> tuple[dict[str, Deviation], bool]:
         """Compare the values; also whether the error is gone while they are looked at."""
@@ -113,8 +116,8 @@ class _Search:
     def _one_at_a_time(self, names: Sequence[str]) -> Drift:
         """Halve the values between one that is right and one that is wrong, each seen alone."""
         seen: dict[str, Deviation] = {}
-        right, wrong = -1, len(names)
-        while wrong - right > 1:
+        right, wrong, hidden = -1, len(names), ""
+        while wrong - right > 1 and not hidden:
             middle = (right + wrong) // 2
             self.progress(f"looking at one value at a time, {wrong - right} left")
             found, failing = self._compare([names[middle]])
@@ -124,18 +127,16 @@ class _Search:
             elif failing:
                 right = middle
             else:
-                drift = self._drift(names[middle], {})
-                return replace(
-                    drift, hidden_by=names[middle], one_at_a_time=True, compared=len(seen)
-                )
+                wrong, hidden = middle, names[middle]
         value = names[wrong] if wrong < len(names) else self.failing[0]
-        return replace(self._drift(value, seen), one_at_a_time=True)
+        drift = self._drift(value, {*names[:wrong]}, seen)
+        return replace(drift, one_at_a_time=True, hidden_by=hidden)
 
-    def _drift(self, value: str, seen: Mapping[str, Deviation]) -> Drift:
-        good = {name for name, found in seen.items() if not found.drifts and name != value}
+    def _drift(self, value: str, good: Collection[str], seen: Mapping[str, Deviation]) -> Drift:
         nodes, _ = self.flow.causes(value, good)
         found = seen.get(value)
-        cause = self._cause(value)
+        found = found if found is not None and found.drifts else None
+        cause = self._cause(value, found)
         if cause in ("runtime", "precision") and self.yardstick is not self.twin:
             finer = self._finer(nodes) if len(nodes) > 1 else None
             if finer is not None:
@@ -157,31 +158,30 @@ class _Search:
         sites = [place for place in places if place.site]
         return next(iter([*sites, *computing, *places]), None)
 
-    def _cause(self, value: str) -> Cause:
+    def _cause(self, value: str, found: Deviation | None) -> Cause:
         """Whether the twin is wrong there too."""
+        other: Cause = "precision" if is_half(self.graph.model) else "runtime"
         if self.twin is None or value not in self.flow.producer:
             return "unknown"
-        half = is_half(self.graph.model)
+        if self.yardstick is self.twin and found is not None:
+            return other
         try:
             made = self.twin.run([value])
         except AttnExportError:
             return "unknown"
-        if self.yardstick is self.twin:
-            as_wrong = not half and value in self.wrong(made)
-        else:
-            found = compared(self.flow, [value], made, self.yardstick.expected([value]))
-            if value not in found:  # an output that the trace has not
-                as_wrong = not half and value in self.wrong(made)
-            else:
-                as_wrong = found[value].drifts
-        if as_wrong:
-            return "graph"
-        return "precision" if half else "runtime"
+        if found is not None:
+            again = compared(self.flow, [value], made, self.yardstick.expected([value]))
+            as_wrong = again[value].drifts if value in again else True
+        else:  # an output, and no value before it is known to be wrong
+            as_wrong = value in self.wrong(
+                {name: made[name].astype(array.dtype) for name, array in self.outputs.items()}
+            )
+        return "graph" if as_wrong else other
 
     def _finer(self, nodes: Sequence[int]) -> Deviation | None:
-        """The first value among these nodes' that differs from the twin's, known to PyTorch or not.
+        """The first value that these nodes give and the twin gives otherwise.
 
-        Only that of a node that reaches the last one; exposing may hide it.
+        None where looking at them hides the error, or a runtime does not let them be looked at.
         """
         if self.twin is None:
             return None
