@@ -152,11 +152,12 @@ class _Search:
         )
 
     def _blamed(self, nodes: Sequence[int]) -> Place | None:
-        """Of a site, where one is among the nodes, or else the first that computes with inputs."""
+        """Of a site, its attention op first, or else the first node that computes with inputs."""
         places = [self.flow.place(index) for index in nodes]
         computing = [self.flow.place(index) for index in nodes if self.flow.from_inputs(index)]
         sites = [place for place in places if place.site]
-        return next(iter([*sites, *computing, *places]), None)
+        fused = [place for place in sites if place.op.endswith("Attention")]
+        return next(iter([*fused, *sites, *computing, *places]), None)
 
     def _cause(self, value: str, found: Deviation | None) -> Cause:
         """Whether the twin is wrong there too."""
