@@ -141,6 +141,40 @@ def test_an_error_that_looking_hides_is_looked_for_one_value_at_a_time(
     assert "the error is gone while 'scaled' is looked at" in found.lines()[0]
 
 
+class Subtracting(Session):
+    """A runtime whose Add is wrong, whatever is looked at."""
+
+    def __init__(self, data: bytes) -> None:
+        proto = onnx.load_model_from_string(data)
+        proto.graph.node[1].op_type = "Sub"
+        self._session = ort_cpu.load(proto.SerializeToString())
+        super().__init__("subtracting", self._session.inputs)
+
+    def _run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return self._session.run(inputs)
+
+    def placement(self) -> dict[str, int]:
+        return self._session.placement()
+
+    def close(self) -> None:
+        self._session.close()
+
+
+@pytest.mark.parametrize("known", [("scaled", "moved", "size"), ("scaled", "size"), ()])
+def test_a_runtime_that_is_wrong_on_a_right_graph_is_to_blame(known: tuple[str, ...]) -> None:
+    """The twin names the node also where the trace has not its value, or there is no trace."""
+    proto = chain()
+    trace = {name: TRACE[name] for name in known}
+    graph = Exposable(proto, Subtracting)
+    found = bisect(graph, {"x": X}, differs_from(RIGHT, 1e-3), trace, plain(proto))
+    assert found is not None
+    assert found.place is not None
+    assert (found.value, found.place.op, found.cause) == ("moved", "Add", "runtime")
+    assert found.yardstick == ("pytorch" if known else "twin")
+    assert found.deviation is not None
+    assert found.deviation.error == 2.0
+
+
 def test_values_are_looked_at_in_parts_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exposing, "LIMIT", 10)
     sizes = {"a": 4, "b": 4, "c": 4, "d": 40, "e": 1}
