@@ -14,6 +14,7 @@ from dataclasses import replace
 from attn_export.errors import AttnExportError
 from attn_export.parity.deviation import Deviation
 from attn_export.parity.drift import Cause, Drift
+from attn_export.parity.evaluated import evaluate_nodes
 from attn_export.parity.exposing import Exposable, chunks, is_half
 from attn_export.parity.flow import Flow, Place
 from attn_export.parity.tolerance import Array
@@ -136,7 +137,7 @@ class _Search:
         nodes, _ = self.flow.causes(value, good)
         found = seen.get(value)
         found = found if found is not None and found.drifts else None
-        cause = self._cause(value, found)
+        cause = self._cause(value, found, nodes)
         if cause in ("runtime", "precision") and self.yardstick is not self.twin:
             finer = self._finer(nodes) if len(nodes) > 1 else None
             if finer is not None:
@@ -159,8 +160,8 @@ class _Search:
         fused = [place for place in sites if place.op.endswith("Attention")]
         return next(iter([*fused, *sites, *computing, *places]), None)
 
-    def _cause(self, value: str, found: Deviation | None) -> Cause:
-        """Whether the twin is wrong there too."""
+    def _cause(self, value: str, found: Deviation | None, nodes: Sequence[int]) -> Cause:
+        """Whether the twin is wrong there too, and the evaluator from the same inputs."""
         other: Cause = "precision" if is_half(self.graph.model) else "runtime"
         if self.twin is None or value not in self.flow.producer:
             return "unknown"
@@ -170,14 +171,20 @@ class _Search:
             made = self.twin.run([value])
         except AttnExportError:
             return "unknown"
-        if found is not None:
-            again = compared(self.flow, [value], made, self.yardstick.expected([value]))
-            as_wrong = again[value].drifts if value in again else True
-        else:  # an output, and no value before it is known to be wrong
-            as_wrong = value in self.wrong(
-                {name: made[name].astype(array.dtype) for name, array in self.outputs.items()}
-            )
-        return "graph" if as_wrong else other
+        if found is None:  # an output, and no value before it is known to be wrong
+            again = {name: made[name].astype(array.dtype) for name, array in self.outputs.items()}
+            return "graph or kernel" if value in self.wrong(again) else other
+        if not self._drifts(value, made[value]):
+            return other
+        exact = evaluate_nodes(self.twin.graph.model, self.flow, nodes, value, self.twin.given)
+        if exact is None:
+            return "graph or kernel"
+        return "graph" if self._drifts(value, exact) else "kernel"
+
+    def _drifts(self, value: str, array: Array) -> bool:
+        """Whether another run is wrong there too."""
+        again = compared(self.flow, [value], {value: array}, self.yardstick.expected([value]))
+        return value not in again or again[value].drifts
 
     def _finer(self, nodes: Sequence[int]) -> Deviation | None:
         """The first value that these nodes give and the twin gives otherwise.

@@ -10,22 +10,27 @@ import numpy as np
 from attn_export.parity.deviation import Deviation
 from attn_export.parity.flow import Place
 
-Cause = Literal["graph", "runtime", "precision", "unknown"]
+Cause = Literal["graph", "kernel", "graph or kernel", "runtime", "precision", "unknown"]
 Yardstick = Literal["pytorch", "twin"]
 
-_CAUSES: dict[str, str] = {
+_TWIN = "The same graph without optimisations, in float32 on ONNX Runtime's CPU provider, is"
+_CAUSES: dict[Cause, str] = {
     "graph": (
-        "The same graph without optimisations, in float32 on ONNX Runtime's CPU provider, is wrong"
-        " there too: the graph is to blame, or a kernel that both share"
+        f"{_TWIN} wrong there too, and so is ONNX's reference evaluator from the same inputs: the"
+        " graph is to blame"
     ),
-    "runtime": (
-        "The same graph without optimisations, on ONNX Runtime's CPU provider, is right there: the"
-        " runtime is to blame"
+    "kernel": (
+        f"{_TWIN} wrong there too, and ONNX's reference evaluator is right from the same inputs: a"
+        " kernel of the runtime is to blame"
     ),
-    "precision": "The same graph in float32 is right there: 16 bits are to blame",
+    "graph or kernel": (
+        f"{_TWIN} wrong there too: the graph is to blame, or a kernel that both share"
+    ),
+    "runtime": f"{_TWIN} right there: the runtime is to blame",
+    "precision": f"{_TWIN} right there: 16 bits are to blame",
     "unknown": "Whether the graph or the runtime is to blame was not told apart",
 }
-_YARDSTICKS: dict[str, str] = {
+_YARDSTICKS: dict[Yardstick, str] = {
     "pytorch": "PyTorch in float64, stored at export",
     "twin": "the same graph in float32 without optimisations",
 }

@@ -74,6 +74,11 @@ class Twin(Yardstick):
         }
         return self.graph.run(wide, names)
 
+    def given(self, names: Sequence[str]) -> dict[str, Array]:
+        """Values, inputs and weights of the graph."""
+        known = {**self.inputs, **self.run([name for name in names if name not in self.inputs])}
+        return {name: known[name] for name in names}
+
     def expected(self, names: Sequence[str]) -> Mapping[str, Expected]:
         made = self.run(names)
         return {name: expect(made[name]) for name in names if made[name].size}
