@@ -65,18 +65,33 @@ def places(size: int, count: int) -> NDArray[np.int64]:
 
 def expect(truth: Array, single: Array | None = None, count: int | None = None) -> Expected:
     """Describe a value by its truth; `single` is the same in float32, `count` how many samples."""
-    exact = truth.dtype.kind in "biu"
     whole = np.asarray(truth, np.float64).ravel()
-    finite = whole[np.isfinite(whole)]
-    error = 0.0 if single is None else max_abs(np.asarray(single, np.float64).ravel(), whole)
+    root, largest = _size_of(whole)
     return Expected(
         tuple(truth.shape),
         whole[places(whole.size, whole.size if count is None else count)],
-        error,
-        rms(finite),
-        float(np.max(np.abs(finite), initial=0.0)),
-        exact,
+        0.0 if single is None else _distance(single.ravel(), whole),
+        root,
+        largest,
+        truth.dtype.kind in "biu",
     )
+
+
+def _size_of(whole: NDArray[np.float64]) -> tuple[float, float]:
+    """Root mean square and largest magnitude of the finite numbers."""
+    square = float(whole @ whole)
+    if not 0 < square < float("inf"):  # zeros, infinities, or too small and large to be squared
+        whole = whole[np.isfinite(whole)]
+        return rms(whole), float(np.max(np.abs(whole), initial=0.0))
+    return float(np.sqrt(square / whole.size)), float(max(whole.max(), -whole.min()))
+
+
+def _distance(single: Array, whole: NDArray[np.float64]) -> float:
+    """The largest difference where both are finite."""
+    with np.errstate(invalid="ignore"):
+        apart = np.subtract(single, whole, dtype=np.float64)
+        furthest = float(max(apart.max(initial=0.0), -apart.min(initial=0.0)))
+    return furthest if np.isfinite(furthest) else max_abs(np.asarray(single, np.float64), whole)
 
 
 def samples_for(values: int) -> int:
