@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from attn_export import bundle as bundles
-from attn_export.bench.benchmark import Benchmark, benchmark
+from attn_export.bench.benchmark import benchmark
+from attn_export.bench.result import Benchmark
 from attn_export.build import check_request, export_into
 from attn_export.errors import CheckFailed
 from attn_export.parity.result import Verification

@@ -18,7 +18,7 @@ from rich.console import Console
 from torch import nn
 
 from attn_export import benchmark, export
-from attn_export.cli.tables import bench_table
+from attn_export.cli.bench_tables import bench_table
 from attn_export.models.vit import ViT, ViTConfig
 
 LOWERINGS = ("auto", "standard", "decomposed")

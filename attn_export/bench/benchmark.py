@@ -2,117 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from attn_export import bundle as bundles
+from attn_export.bench.batches import batch_of, check_batches
+from attn_export.bench.machine import machine
 from attn_export.bench.process import WorkerProcess
-from attn_export.bench.stats import Latency, summarize
-from attn_export.errors import CheckFailed, RuntimeUnavailable, UsageError
+from attn_export.bench.result import Benchmark, Timing
+from attn_export.bench.stats import FEWEST_ROUNDS, summarize_rounds
+from attn_export.errors import RuntimeUnavailable, UsageError
 from attn_export.runtimes import torch_eager
-from attn_export.runtimes.packages import versions
 from attn_export.runtimes.threads import cores
 from attn_export.sessions import available
 
 NARROW = 0.02  # the median is known well enough when its interval is within 2 % of it
-NOISY = 0.10  # beyond it a median, and every ratio with it, is said to be uncertain
 ROUND_SECONDS = 0.25
 WARM_UP_SECONDS = 0.5
+PEAK_SECONDS = 0.5
 
-
-@dataclass(frozen=True)
-class Timing:
-    """What one runtime's process measured.
-
-    Attributes:
-        latency: of one call on `case`, inputs and outputs in host memory.
-        cold_start_ms: importing, loading and the first answer.
-        peak_rss_mb: of the whole process, Python and libraries included.
-        failures: what its parity check found; a runtime with any has no latency.
-    """
-
-    latency: Latency | None
-    cold_start_ms: float
-    peak_rss_mb: float
-    placement: Mapping[str, int]
-    failures: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """The result of `benchmark`."""
-
-    timings: Mapping[str, Timing]
-    baseline: str | None
-    case: str
-    threads: int
-    seconds: float
-    unavailable: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def passed(self) -> bool:
-        return all(not timing.failures for timing in self.timings.values())
-
-    @property
-    def noisy(self) -> dict[str, float]:
-        """Runtimes whose median is not known well, with half of its interval as a share of it."""
-        halves = {n: t.latency.half_width for n, t in self.timings.items() if t.latency}
-        return {name: half for name, half in halves.items() if half > NOISY}
-
-    def ratio(self, runtime: str) -> float | None:
-        """This median over the baseline's: below 1 is faster."""
-        base = self.timings[self.baseline].latency if self.baseline else None
-        mine = self.timings[runtime].latency
-        return None if base is None or mine is None else mine.median / base.median
-
-    def to_json(self) -> dict[str, Any]:
-        """The `bench --json` object."""
-        return {
-            "runtimes": {name: self._runtime(name) for name in self.timings},
-            "baseline": self.baseline,
-            "noisy": self.noisy,
-            "unavailable": dict(self.unavailable),
-            "case": self.case,
-            "machine": machine(self.threads),
-            "versions": versions(),
-        }
-
-    def _runtime(self, name: str) -> dict[str, Any]:
-        timing = self.timings[name]
-        latency = timing.latency
-        return {
-            "median_ms": latency.median if latency else None,
-            "median_low_ms": latency.low if latency else None,
-            "median_high_ms": latency.high if latency else None,
-            "p90_ms": latency.p90 if latency else None,
-            "p99_ms": latency.p99 if latency else None,
-            "runs": latency.runs if latency else 0,
-            "cold_start_ms": timing.cold_start_ms,
-            "peak_rss_mb": timing.peak_rss_mb,
-            "ratio_to_baseline": self.ratio(name),
-            "placement": dict(timing.placement),
-            "parity": {"passed": not timing.failures, "failures": list(timing.failures)},
-        }
-
-
-def machine(threads: int) -> dict[str, Any]:
-    """Processor, cores and threads of this machine."""
-    model = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        model = names[0].partition(":")[2].strip() if names else model
-    return {
-        "processor": model,
-        "cores": os.cpu_count(),
-        "threads": threads,
-        "system": f"{platform.system()} {platform.machine()}",
-    }
+Progress = Callable[[str], None]
 
 
 def benchmark(
@@ -122,21 +34,25 @@ def benchmark(
     baseline: str | None = None,
     source: str | None = None,
     component: str | None = None,
+    batches: Sequence[int] = (),
     seconds: float = 6.0,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Progress = lambda _: None,
 ) -> Benchmark:
     """Time each runtime in its own process, in interleaved rounds, on the bundle's first case.
 
-    Rounds go on until every median's 95 % interval is within 2 % of it, or the time is up.
+    Rounds go on until every median's 95 % interval is within 2 % of it and there are enough calls
+    for the 99th percentile, or the time is up.
 
     Args:
         runtimes: by default those that the bundle was exported for and that work here.
         baseline: a runtime that the others are divided by; "torch" where it is installed.
         source: the PyTorch model of the torch runtime; the manifest's where it is left out.
-        seconds: timed seconds for each runtime, at most.
+        batches: rows of a call; by default those of the case.
+        seconds: timed seconds for each runtime and batch size, at most.
 
     Raises:
-        FileError, UsageError, RuntimeUnavailable: as `verify`.
+        FileError, UsageError, RuntimeUnavailable: as `verify`; UsageError also for a batch that the
+            model does not take.
     """
     found = bundle if isinstance(bundle, bundles.Bundle) else bundles.read(Path(bundle))
     wanted, missing = list(runtimes), dict[str, RuntimeUnavailable]()
@@ -149,61 +65,129 @@ def benchmark(
     if baseline is not None and baseline not in wanted:
         wanted.insert(0, baseline)
     component = component or found.components[0]
-    case = next((c.name for c in found.cases() if c.component == component), None)
+    case = next((c for c in found.cases() if c.component == component), None)
     if case is None:
         raise UsageError(f"the bundle has no case for '{component}'", "name another component")
-    threads = cores()
+    if batches:
+        check_batches(found, component, batches)
+    here = machine(cores())
+    sizes: list[int | None] = list(dict.fromkeys(batches)) or [None]
     with ExitStack() as stack:
         workers = {}
         for name in wanted:
-            arguments = [str(found.path), name, component, str(threads), case]
+            arguments = [str(found.path), name, component, str(here["threads"]), case.name]
             arguments += [source] if source else []
             workers[name] = stack.enter_context(WorkerProcess(name, arguments))
-        result = _measure(workers, baseline, case, threads, seconds, progress)
-    return replace(result, unavailable={name: str(error) for name, error in missing.items()})
+        rows = measure(workers, sizes, seconds, progress)
+    own = batch_of([e for e in found.manifest["inputs"] if e["component"] == component],
+                   case.inputs)  # fmt: skip
+    timings = {
+        size: {name: row.timing(own if size is None else size) for name, row in rows[size].items()}
+        for size in sizes
+    }
+    return Benchmark(
+        timings=timings[sizes[0]],
+        baseline=baseline,
+        case=case.name,
+        machine=here,
+        model=found.name,
+        component=component,
+        unavailable={name: str(error) for name, error in missing.items()},
+        batches={size: row for size, row in timings.items() if size is not None},
+    )
 
 
-def _measure(
+@dataclass
+class Row:
+    """One worker at one batch size, while it is being measured."""
+
+    worker: WorkerProcess
+    loaded: Mapping[str, Any]
+    check: Mapping[str, Any]
+    rounds: list[list[float]] = field(default_factory=list)
+    peak_rss_mb: float = 0.0
+    work: Mapping[str, Any] = field(default_factory=dict)
+    peak_gflops: float | None = None
+
+    @property
+    def sound(self) -> bool:
+        return bool(self.check["passed"])
+
+    @property
+    def is_known(self) -> bool:
+        """Whether more rounds would change little."""
+        if len(self.rounds) < FEWEST_ROUNDS:
+            return False
+        latency = summarize_rounds(self.rounds)
+        return latency.half_width < NARROW and latency.p99_known
+
+    def timing(self, batch: int) -> Timing:
+        return Timing(
+            rounds=self.rounds,
+            cold_start_ms=float(self.loaded["first_ms"]),
+            peak_rss_mb=self.peak_rss_mb,
+            placement=self.check["placement"],
+            failures=() if self.sound else tuple(self.check["failures"]) or ("nothing compared",),
+            batch=batch,
+            load_ms=float(self.loaded["load_ms"]),
+            flops=self.work.get("flops"),
+            uncounted=self.work.get("uncounted", {}),
+            peak_gflops=self.peak_gflops,
+        )
+
+
+def measure(
     workers: Mapping[str, WorkerProcess],
-    baseline: str | None,
-    case: str,
-    threads: int,
+    batches: Sequence[int | None],
     seconds: float,
-    progress: Callable[[str], None],
-) -> Benchmark:
-    cold, checks = {}, {}
+    progress: Progress,
+) -> dict[int | None, dict[str, Row]]:
+    """Check each worker's answers, then time those that are right, in rounds, taking turns.
+
+    Args:
+        batches: rows of a call, None for the case's own.
+        seconds: timed, for each worker and batch; a call that takes longer is made once.
+    """
+    rows: dict[int | None, dict[str, Row]] = {batch: {} for batch in batches}
     for name, worker in workers.items():
         progress(f"starting {name}")
-        cold[name] = float(worker.ask("load")["first_ms"])
-        checks[name] = worker.ask("check")
-    sound = {name: worker for name, worker in workers.items() if checks[name]["passed"]}
-    for worker in sound.values():
-        worker.ask("run", seconds=WARM_UP_SECONDS)
-    times: dict[str, list[float]] = {name: [] for name in sound}
-    for index in range(max(1, round(seconds / ROUND_SECONDS)) if sound else 0):
+        loaded = worker.ask("load")
+        own = worker.ask("check", batch=None)
+        for batch in batches:
+            again = batch is not None and own["passed"]
+            check = worker.ask("check", batch=batch) if again else own
+            rows[batch][name] = Row(worker, loaded, check)
+    running = [(b, row) for b, named in rows.items() for row in named.values() if row.sound]
+    for batch, row in running:
+        row.worker.ask("run", seconds=WARM_UP_SECONDS, batch=batch)
+    _take_turns(running, seconds, progress)
+    for name, worker in workers.items():
+        progress(f"measuring the matrix-multiply peak of {name}")
+        memory = float(worker.ask("memory")["peak_rss_mb"])
+        mine = [(batch, rows[batch][name]) for batch in batches]
+        peak = None
+        if any(row.sound for _, row in mine):
+            peak = worker.ask("peak", seconds=PEAK_SECONDS)["gflops"]
+        for batch, row in mine:
+            row.peak_rss_mb, row.peak_gflops = memory, peak
+            row.work = worker.ask("work", batch=batch) if row.sound else {}
+        worker.ask("stop")
+    return rows
+
+
+def _take_turns(
+    running: Sequence[tuple[int | None, Row]], seconds: float, progress: Progress
+) -> None:
+    """Rounds, every other one backwards, so that none is always behind the same neighbour."""
+    spent, index = 0.0, 0
+    while running and (index == 0 or spent < seconds):
         progress(f"timing, round {index + 1}")
-        for name, worker in sound.items():
-            times[name] += worker.ask("run", seconds=ROUND_SECONDS)["ms"]
-        if index >= 3 and all(summarize(row).half_width < NARROW for row in times.values()):
-            break
-    timings = {
-        name: Timing(
-            latency=summarize(times[name]) if name in sound else None,
-            cold_start_ms=cold[name],
-            peak_rss_mb=float(worker.ask("stop")["peak_rss_mb"]),
-            placement=checks[name]["placement"],
-            failures=tuple(checks[name]["failures"]) if name not in sound else (),
-        )
-        for name, worker in workers.items()
-    }
-    return Benchmark(timings, baseline, case, threads, seconds)
-
-
-def require_parity(result: Benchmark) -> None:
-    """Raise CheckFailed where a runtime's answers were wrong, so that it was not timed."""
-    for name, timing in result.timings.items():
-        if timing.failures:
-            raise CheckFailed(
-                f"{name} was not timed since it differs from PyTorch, {timing.failures[0]}",
-                "run verify",
-            )
+        longest = 0.0
+        for batch, row in running if index % 2 == 0 else reversed(running):
+            times = row.worker.ask("run", seconds=ROUND_SECONDS, batch=batch)["ms"]
+            row.rounds.append(times)
+            longest = max(longest, sum(times) / 1e3)
+        spent += max(longest, ROUND_SECONDS)
+        index += 1
+        if all(row.is_known for _, row in running):
+            return

@@ -2,12 +2,17 @@
 THREADS CASE [SOURCE]`.
 
 Reads one JSON request a line from stdin and answers each with one JSON line on the stdout that it
-was started with; whatever a library prints goes to stderr.
+was started with; whatever a library prints goes to stderr. A batch of null is the case's own.
 
-    {"do": "load"}              -> {"first_ms"}: import, load and answer once
-    {"do": "check"}             -> {"passed", "failures", "max_abs", "placement"}
-    {"do": "run", "seconds": S} -> {"ms": [...]}
-    {"do": "stop"}              -> {"peak_rss_mb"}, and the process ends
+    {"do": "load"}                          -> {"first_ms", "load_ms"}: import, load and answer once
+    {"do": "check", "batch": B}             -> {"passed", "failures", "placement"}
+    {"do": "run", "seconds": S, "batch": B} -> {"ms": [...]}
+    {"do": "memory"}                        -> {"peak_rss_mb"}
+    {"do": "work", "batch": B}              -> {"flops", "uncounted"}
+    {"do": "peak", "seconds": S}            -> {"gflops"}: of one large product on this runtime
+    {"do": "stop"}                          -> {}, and the process ends
+
+"memory" comes before "work" and "peak", which take some of their own.
 """
 
 from __future__ import annotations
@@ -22,7 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from attn_export import bundle as bundles
+from attn_export.bench import products, torch_products
+from attn_export.bench.batches import with_batch
+from attn_export.bench.roofline import peak_gflops
 from attn_export.errors import AttnExportError
+from attn_export.reference import Case
 from attn_export.runtimes import torch_eager
 from attn_export.runtimes.base import Session
 from attn_export.sessions import load
@@ -42,7 +51,7 @@ class Worker:
         self.bundle = bundles.read(Path(folder))
         self.runtime, self.component, self.threads = runtime, component, threads
         self.cases = [c for c in self.bundle.cases() if c.component == component]
-        self.inputs = next(c.inputs for c in self.cases if c.name == case)
+        self.timed: dict[int | None, Case] = {None: next(c for c in self.cases if c.name == case)}
         self.source = source
         self.session: Session | None = None
 
@@ -54,12 +63,19 @@ class Worker:
 
             torch.set_num_threads(self.threads)
         self.session = load(self.bundle, self.runtime, self.component, self.threads, self.source)
-        self.session.run(self.inputs)
-        return {"first_ms": (time.perf_counter() - start) * 1e3}
+        loaded = time.perf_counter()
+        self.session.run(self.timed[None].inputs)
+        return {
+            "first_ms": (time.perf_counter() - start) * 1e3,
+            "load_ms": (loaded - start) * 1e3,
+        }
 
     def check(self, request: dict[str, Any]) -> dict[str, Any]:
+        """All stored cases for the case's own batch; for another one, that one."""
         assert self.session is not None
-        found = list(check_session(self.bundle, self.session, self.cases))
+        batch = request.get("batch")
+        cases = self.cases if batch is None else [self._case(batch)]
+        found = list(check_session(self.bundle, self.session, cases))
         failures = [f"{case}, {c.output}: {c.problem}" for case, c in found if not c.passed]
         return {
             "passed": bool(found) and not failures,
@@ -68,19 +84,44 @@ class Worker:
         }
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        """At least one call. The first of several is not told: it finds the caches used by others,
+        and their threads still spinning."""
         assert self.session is not None
+        inputs = self._case(request.get("batch")).inputs
         times: list[float] = []
         until = time.perf_counter() + float(request["seconds"])
         gc.disable()
         while not times or time.perf_counter() < until:
             start = time.perf_counter()
-            self.session.run(self.inputs)
+            self.session.run(inputs)
             times.append((time.perf_counter() - start) * 1e3)
         gc.enable()
-        return {"ms": times}
+        return {"ms": times[1:] or times}
+
+    def memory(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"peak_rss_mb": peak_rss_mb()}
+
+    def work(self, request: dict[str, Any]) -> dict[str, Any]:
+        inputs = self._case(request.get("batch")).inputs
+        if self.runtime == torch_eager.NAME:
+            session = self.session
+            assert session is not None
+            return {"flops": torch_products.count(lambda: session.run(inputs)), "uncounted": {}}
+        path = self.bundle.model_path(self.bundle.target_for(self.runtime, self.component))
+        found = products.count(path, {name: array.shape for name, array in inputs.items()})
+        return {"flops": found.flops, "uncounted": dict(found.uncounted)}
+
+    def peak(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"gflops": peak_gflops(self.runtime, self.threads, float(request["seconds"]))}
 
     def stop(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"peak_rss_mb": peak_rss_mb()}
+        return {}
+
+    def _case(self, batch: int | None) -> Case:
+        if batch not in self.timed:
+            assert batch is not None
+            self.timed[batch] = with_batch(self.bundle, self.timed[None], batch)
+        return self.timed[batch]
 
 
 def peak_rss_mb() -> float:
@@ -102,7 +143,13 @@ def main(arguments: list[str]) -> None:
     os.dup2(2, 1)
     folder, runtime, component, threads, case, *source = arguments
     worker = Worker(folder, runtime, component, int(threads), case, *source)
-    actions = {"load": worker.load, "check": worker.check, "run": worker.run, "stop": worker.stop}
+    actions = {
+        action.__name__: action
+        for action in (
+            worker.load, worker.check, worker.run, worker.memory, worker.work, worker.peak,
+            worker.stop,
+        )
+    }  # fmt: skip
     for line in sys.stdin:
         request = json.loads(line)
         try:

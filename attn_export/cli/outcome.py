@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from attn_export.cli import tables
+from attn_export.cli.bench_tables import print_benchmark
 from attn_export.cli.options import Output
 from attn_export.pipeline import Outcome
 from attn_export.requirement import Requirement
@@ -30,9 +31,7 @@ def report(outcome: Outcome, requirement: Requirement, output: Output) -> None:
     ]:
         console.print(line)
     if outcome.benchmark:
-        console.print(tables.bench_table(outcome.benchmark))
-        for line in tables.noise_lines(outcome.benchmark):
-            console.print(line)
+        print_benchmark(console, outcome.benchmark)
     for note in [*outcome.bundle.manifest["notes"], *requirement.unused(targets)]:
         console.print(f"Note: {note}.", markup=False)
     console.print(f"Bundle: {outcome.bundle.path}")

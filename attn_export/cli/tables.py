@@ -5,22 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from attn_export.bench.benchmark import Benchmark
+from attn_export.cli.plain_table import plain_table as _table
 from attn_export.parity.result import Verification
-
-
-def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
-    )
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return table
 
 
 def sites_table(account: Mapping[str, Any]) -> Table:
@@ -131,33 +121,3 @@ def metric_lines(result: Verification) -> list[str]:
         if found.unscored:
             lines.append(f"{runtime} was not scored: {found.unscored}")
     return lines
-
-
-def bench_table(result: Benchmark) -> Table:
-    numbers = ("median ms", "95 % interval", "p90", "p99", "cold start ms", "peak MB", "ratio")
-    title = f"Latency of one call, {result.case}, {result.threads} threads"
-    table = _table(title, "runtime", *numbers, "runs", right=(*numbers, "runs"))
-    for name, timing in result.timings.items():
-        row = timing.latency
-        rest = (f"{timing.cold_start_ms:.0f}", f"{timing.peak_rss_mb:.0f}")
-        if row is None:
-            table.add_row(name, "not timed: parity failed", "", "", "", *rest, "", "0")
-            continue
-        ratio = result.ratio(name)
-        shown = "" if ratio is None else "baseline" if name == result.baseline else f"{ratio:.2g}"
-        if shown and {name, result.baseline} & result.noisy.keys():
-            shown += " ?"
-        table.add_row(
-            name, f"{row.median:.3f}", f"{row.low:.3f}..{row.high:.3f}", f"{row.p90:.3f}",
-            f"{row.p99:.3f}", *rest, shown, str(row.runs),
-        )  # fmt: skip
-    return table
-
-
-def noise_lines(result: Benchmark) -> list[str]:
-    """A sentence for each median that the machine was too busy to measure."""
-    return [
-        f"The median of {name} is only known to about {half:.0%}: something else was using this"
-        " machine, so do not rely on it or its ratio; run bench again."
-        for name, half in result.noisy.items()
-    ]

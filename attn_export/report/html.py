@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from attn_export.bench.benchmark import Benchmark
+from attn_export.bench.result import Benchmark
 from attn_export.parity.result import Verification
 
 

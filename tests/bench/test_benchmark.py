@@ -14,11 +14,11 @@ import pytest
 from rich.console import Console
 
 from attn_export import benchmark
-from attn_export.bench.benchmark import Benchmark, Timing, require_parity
+from attn_export.bench.machine import machine
 from attn_export.bench.process import WorkerProcess
-from attn_export.bench.stats import Latency, summarize
+from attn_export.bench.result import Benchmark, Timing, require_parity
 from attn_export.build import export
-from attn_export.cli.tables import bench_table, noise_lines
+from attn_export.cli.bench_tables import bench_table, noise_lines
 from attn_export.errors import AttnExportError, CheckFailed, RuntimeUnavailable, UsageError
 
 Start = list[str]
@@ -48,7 +48,9 @@ def test_torch_is_the_baseline_and_each_runtime_is_timed(measured: Benchmark) ->
         assert row["parity"] == {"passed": True, "failures": []}
         assert 0 < row["median_ms"] <= row["p90_ms"] <= row["p99_ms"]
         assert row["median_low_ms"] <= row["median_ms"] <= row["median_high_ms"]
-        assert row["runs"] >= 2
+        assert row["runs"] >= 1
+        assert row["rounds"] >= 1
+        assert row["product_gflop"] == pytest.approx(0.010480384)  # as test_products works out
         assert row["cold_start_ms"] > row["median_ms"]
 
 
@@ -85,8 +87,8 @@ def test_no_speed_is_told_where_parity_failed(wrong_bundle: Path) -> None:
 
 
 def test_without_a_baseline_there_is_no_ratio() -> None:
-    timing = Timing(summarize([1.0]), 1.0, 1.0, {})
-    assert Benchmark({"ort-cpu": timing}, None, "c", 1, 1.0).ratio("ort-cpu") is None
+    timing = Timing([[1.0]], 1.0, 1.0, {})
+    assert Benchmark({"ort-cpu": timing}, None, "c", machine(1)).ratio("ort-cpu") is None
 
 
 def test_a_worker_that_is_killed_is_one_sentence(worker: WorkerProcess) -> None:
@@ -197,17 +199,18 @@ def test_a_median_that_the_machine_was_too_busy_for_is_said() -> None:
     """A median of 420 in 9..431 is no figure to divide by; one of 1.00 in 0.99..1.01 is."""
 
     def timing(low: float, median: float, high: float) -> Timing:
-        latency = Latency(median, high, high, low, high, runs=40)
-        return Timing(latency, cold_start_ms=1.0, peak_rss_mb=1.0, placement={})
+        return Timing([[low, median, high]], cold_start_ms=1.0, peak_rss_mb=1.0, placement={})
 
     busy = {"torch": timing(9.0, 420.0, 431.0), "ort-cpu": timing(0.99, 1.0, 1.01)}
-    result = Benchmark(busy, "torch", "batch=1", 2, 6.0)
+    here = {**machine(2), "load_average": 0.0}
+    result = Benchmark(busy, "torch", "batch=1", here)
     assert result.noisy == pytest.approx({"torch": 211 / 420})
     assert result.to_json()["noisy"] == result.noisy
-    (line,) = noise_lines(result)
+    line, _ = noise_lines(result)
     assert line.startswith("The median of torch is only known to about 50%")
     console = Console(width=200, file=io.StringIO())
     console.print(bench_table(result))
     assert "0.0024 ?" in console.file.getvalue()
-    quiet = Benchmark({"ort-cpu": busy["ort-cpu"]}, None, "batch=1", 2, 6.0)
-    assert (quiet.noisy, noise_lines(quiet)) == ({}, [])
+    quiet = Benchmark({"ort-cpu": timing(0.99, 1.0, 1.01)}, None, "batch=1", here)
+    assert quiet.noisy == {}
+    assert "The median" not in " ".join(noise_lines(quiet))

@@ -50,6 +50,7 @@ def test_no_command_shows_the_help_and_exits_2(cli: Cli) -> None:
         (["export", "vit-digits", "-o", "b", "--lowering", "best"], "'best' is not one of"),
         (["bench", "b", "--seconds", "-1"], "-1.0 is not in the range"),
         (["bench", "b", "--seconds", "inf"], "inf is not in the range"),
+        (["bench", "b", "--margin", "-1"], "-1.0 is not in the range"),
     ],
 )
 def test_a_wrong_word_is_one_sentence_and_2(cli: Cli, arguments: list[str], sentence: str) -> None:
