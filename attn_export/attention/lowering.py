@@ -28,6 +28,7 @@ from attn_export.attention.metadata import name_nodes
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Account, Outcome, Proved, Site, Status
 from attn_export.attention.sizes import evaluate
+from attn_export.attention.work.fewer_tokens import fewer_tokens
 from attn_export.capability import KERNELS, Form, preference, why_not
 from attn_export.errors import UsageError
 from attn_export.runtimes import ort_cpu
@@ -75,6 +76,9 @@ def lower(
     linear = lower_linear(model, runtime, version, sizes, choice, sums)
     canonical = canonicalise(model, counted, sizes)
     ungroup(model, sizes)
+    work = tuple(fewer_tokens(model, sizes))
+    if any(found.applied for found in work):
+        RemoveUnusedNodesPass()(model)
     sites = find(model, canonical.refused)
     known = canonical.replaced | {str(site.node.name).removesuffix(GROUPED) for site in sites}
     rotary = lower_rotary(model, runtime, version, sizes, choice)
@@ -97,7 +101,7 @@ def lower(
     unrecognised = tuple(
         (name, unseen.reason, str(unseen)) for name in counted if name not in known
     )
-    return Account(tuple(outcomes), len(counted), unrecognised, other, rotary, linear)
+    return Account(tuple(outcomes), len(counted), unrecognised, other, rotary, linear, work)
 
 
 def _as_given(site: Site, runtime: str) -> Outcome:

@@ -144,6 +144,28 @@ class Beside:
 
 
 @dataclass(frozen=True)
+class Work:
+    """Work that reaches no output, and whether it was taken out of the graph.
+
+    Attributes:
+        kind: "fewer-tokens".
+        name: of the node behind which it lies.
+        saves: the operators that are computed for less, in words.
+        reasons: why it was left, where it was.
+    """
+
+    kind: str
+    name: str
+    applied: bool
+    saves: str
+    reasons: tuple[NotLowerable, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        reason = "; ".join(map(str, self.reasons))
+        return {**{k: v for k, v in vars(self).items() if k != "reasons"}, "reason": reason}
+
+
+@dataclass(frozen=True)
 class Account:
     """Every site of a graph: `total` is counted by a module that shares nothing with the finder.
 
@@ -152,6 +174,7 @@ class Account:
             finder did not take.
         other: linear, deformable and channel attention, which no softmax gives away.
         rotary, linear: what was found of these, and what it became.
+        work: what reaches no output.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -160,6 +183,7 @@ class Account:
     other: tuple[str, ...] = ()
     rotary: tuple[Beside, ...] = ()
     linear: tuple[Beside, ...] = ()
+    work: tuple[Work, ...] = ()
 
     @property
     def lowered(self) -> int:
@@ -185,4 +209,5 @@ class Account:
             "other": list(self.other),
             "rotary": [found.to_json() for found in self.rotary],
             "linear": [found.to_json() for found in self.linear],
+            "work": [found.to_json() for found in self.work],
         }
