@@ -40,6 +40,7 @@ def export(
     inputs: Sequence[str] = (),
     dynamic: Sequence[str] = (),
     lowering: str = "auto",
+    less_work: bool = True,
     progress: Progress = lambda _: None,
 ) -> bundles.Bundle:
     """Export a model into a bundle at `output`, which appears complete or not at all.
@@ -49,6 +50,7 @@ def export(
         targets: of "cpu", "cuda", "tensorrt" and "openvino"; each gets its own graph.
         dynamic: `INPUT=AXIS:MIN..MAX`.
         lowering: "auto", "contrib", "standard" or "decomposed".
+        less_work: take out what reaches no output, as a last block's other tokens.
 
     Raises:
         UsageError: an unknown model, target or option, or an output that exists.
@@ -58,7 +60,7 @@ def export(
     """
     with bundles.write(Path(output), overwrite=overwrite) as stage:
         found = source if isinstance(source, Source) else resolve(source, inputs, dynamic)
-        export_into(stage, found, targets, precision, lowering, progress)
+        export_into(stage, found, targets, precision, lowering, progress, less_work=less_work)
     return bundles.read(Path(output))
 
 
@@ -69,6 +71,8 @@ def export_into(
     precision: str,
     lowering: str,
     progress: Progress,
+    *,
+    less_work: bool = True,
 ) -> bundles.Bundle:
     """Export into an existing, empty folder. Errors are those of `export`."""
     check_request(targets, precision, lowering)
@@ -78,7 +82,7 @@ def export_into(
     if any(training for modules in flags for training in modules.values()):
         notes.append("the module was in train mode; it is exported in eval mode")
     try:
-        return _export_into(folder, source, targets, lowering, notes, progress)
+        return _export_into(folder, source, targets, lowering, less_work, notes, progress)
     finally:
         for modules in reversed(flags):  # components may share modules
             restore_mode(modules)
@@ -102,6 +106,7 @@ def _export_into(
     source: Source,
     targets: Sequence[str],
     lowering: str,
+    less_work: bool,
     notes: list[str],
     progress: Progress,
 ) -> bundles.Bundle:
@@ -133,7 +138,9 @@ def _export_into(
         for component, graph in graphs.items():
             model = graph.model.clone()
             runtime = TARGETS[target].runtime
-            account = lower(model, runtime, sizes_of(graph.spec), lowering, progress)
+            account = lower(
+                model, runtime, sizes_of(graph.spec), lowering, progress, less_work=less_work
+            )
             file = f"{component}.{target}.onnx"
             files[file] = model
             described.append(manifests.describe_target(TARGETS[target], component, file, account))

@@ -70,6 +70,7 @@ def fuse(
     excuse: Sequence[str] = (),
     allow_blocked_rows: bool = False,
     lowering: str = "auto",
+    less_work: bool = True,
     overwrite: bool = False,
     progress: Progress = lambda _: None,
 ) -> Fused:
@@ -82,6 +83,7 @@ def fuse(
         require: "all" sites lowered or excused, or at least so many lowered.
         excuse: names of sites, or reason codes (attn_export.attention.reasons).
         lowering: "auto", "contrib", "standard" or "decomposed".
+        less_work: take out what reaches no output, as a last block's other tokens.
 
     Raises:
         CheckFailed: too few sites were lowered, or the new graph computes something else. Nothing
@@ -92,7 +94,10 @@ def fuse(
         RuntimeUnavailable: no onnxruntime to prove on.
     """
     requirement = parse(require, excuse, allow_blocked_rows)
-    fused = attempt(Path(source), Path(output), target, lowering, requirement, overwrite, progress)
+    fused = attempt(
+        Path(source), Path(output), target, lowering, requirement, overwrite, progress,
+        less_work=less_work,
+    )  # fmt: skip
     fused.require()
     return fused
 
@@ -105,6 +110,8 @@ def attempt(
     requirement: Requirement,
     overwrite: bool,
     progress: Progress,
+    *,
+    less_work: bool = True,
 ) -> Fused:
     """As `fuse`, but a check that says no is part of the result."""
     runtime = runtime_of(target)
@@ -116,7 +123,7 @@ def attempt(
         raise UsageError(f"{output} would replace the file that is read", "choose another -o")
     progress("running the file as it is")
     cases = file_cases.build(file)
-    account, notes = account_of(file, cases, runtime, lowering, progress)
+    account, notes = account_of(file, cases, runtime, lowering, progress, less_work=less_work)
     notes += requirement.unused([account])
     if failure := requirement.failure([account]):
         return Fused(None, account, notes, None, failure)

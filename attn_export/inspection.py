@@ -39,10 +39,16 @@ def inspect_file(path: Path, target: str, progress: Progress) -> dict[str, Any]:
 
 
 def account_of(
-    file: OnnxFile, cases: FileCases, runtime: str, lowering: str, progress: Progress
+    file: OnnxFile,
+    cases: FileCases,
+    runtime: str,
+    lowering: str,
+    progress: Progress,
+    *,
+    less_work: bool = True,
 ) -> tuple[dict[str, Any], list[str]]:
     """Lower the file's graph in place; the sites as `inspect --json` prints them, and all notes."""
-    found = lower(file.model, runtime, cases.sizes, lowering, progress)
+    found = lower(file.model, runtime, cases.sizes, lowering, progress, less_work=less_work)
     notes = [*file.notes, *cases.notes]
     if found.total == 0:
         notes.append("there is no attention in this file")

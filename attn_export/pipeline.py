@@ -32,6 +32,7 @@ class Options:
     inputs: tuple[str, ...] = ()
     dynamic: tuple[str, ...] = ()
     lowering: str = "auto"
+    less_work: bool = True
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,13 @@ def _make(
         progress(f"loading {source}")
         model = resolve(source, options.inputs, options.dynamic)
         made = export_into(
-            stage, model, options.targets, options.precision, options.lowering, progress
+            stage,
+            model,
+            options.targets,
+            options.precision,
+            options.lowering,
+            progress,
+            less_work=options.less_work,
         )
         progress("verifying")
         verification = verify(made, stand_ins=True)

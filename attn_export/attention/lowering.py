@@ -46,6 +46,7 @@ BUILDERS: dict[str, Callable[[Site], Rewrite]] = {
     )
 }
 CONTRIB = "com.microsoft."
+LESS_WORK_MEASURED = (ort_cpu.NAME,)
 CHOICES = ("auto", "contrib", "standard", "decomposed")
 
 
@@ -55,6 +56,8 @@ def lower(
     sizes: Sequence[Mapping[str, int]],
     choice: str = "auto",
     progress: Progress = lambda _: None,
+    *,
+    less_work: bool = True,
 ) -> Account:
     """Replace each site of `model`, in place, by the first op that is legal there and proves equal.
 
@@ -62,6 +65,7 @@ def lower(
         runtime: what the graph is for, e.g. "ort-cpu".
         sizes: values for the symbolic sizes, one mapping a proof case, the example's last.
         choice: one of CHOICES; anything but "auto" restricts the ops that are tried.
+        less_work: take out what reaches no output, where that was measured to be faster.
 
     Raises:
         UsageError: an unknown choice, or one that the runtime has no op for.
@@ -76,9 +80,7 @@ def lower(
     linear = lower_linear(model, runtime, version, sizes, choice, sums)
     canonical = canonicalise(model, counted, sizes)
     ungroup(model, sizes)
-    work = tuple(fewer_tokens(model, sizes))
-    if any(found.applied for found in work):
-        RemoveUnusedNodesPass()(model)
+    work = fewer_tokens(model, sizes, _why_left(runtime, less_work))
     sites = find(model, canonical.refused)
     known = canonical.replaced | {str(site.node.name).removesuffix(GROUPED) for site in sites}
     rotary = lower_rotary(model, runtime, version, sizes, choice)
@@ -102,6 +104,13 @@ def lower(
         (name, unseen.reason, str(unseen)) for name in counted if name not in known
     )
     return Account(tuple(outcomes), len(counted), unrecognised, other, rotary, linear, work)
+
+
+def _why_left(runtime: str, less_work: bool) -> str:
+    """Why work that reaches no output stays; empty where it is taken out."""
+    if not less_work:
+        return "--keep-work"
+    return "" if runtime in LESS_WORK_MEASURED else f"it was not measured on {runtime}"
 
 
 def _as_given(site: Site, runtime: str) -> Outcome:

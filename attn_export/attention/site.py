@@ -151,18 +151,17 @@ class Work:
         kind: "fewer-tokens".
         name: of the node behind which it lies.
         saves: the operators that are computed for less, in words.
-        reasons: why it was left, where it was.
+        reason: why it was left, where it was.
     """
 
     kind: str
     name: str
     applied: bool
     saves: str
-    reasons: tuple[NotLowerable, ...] = ()
+    reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        reason = "; ".join(map(str, self.reasons))
-        return {**{k: v for k, v in vars(self).items() if k != "reasons"}, "reason": reason}
+        return dict(vars(self))
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,8 @@ def benchmark(
 
     Args:
         runtimes: by default those that the bundle was exported for and that work here.
-        baseline: a runtime that the others are divided by; "torch" where it is installed.
+        baseline: a runtime that the others are divided by; "torch" where it is installed, none
+            where this is empty.
         source: the PyTorch model of the torch runtime; the manifest's where it is left out.
         batches: rows of a call; by default those of the case.
         seconds: timed seconds for each runtime and batch size, at most.
@@ -62,6 +63,7 @@ def benchmark(
         raise next(iter(missing.values()))
     if baseline is None and torch_eager.availability().ok:
         baseline = torch_eager.NAME
+    baseline = baseline or None
     if baseline is not None and baseline not in wanted:
         wanted.insert(0, baseline)
     component = component or found.components[0]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from attn_export.cli.options import Output, output_options
 from attn_export.errors import UsageError
 
+if TYPE_CHECKING:
+    from attn_export.bundle import Bundle
+
 
 @click.command("bench")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("model", metavar="BUNDLE_OR_MODEL", type=click.Path(path_type=Path))
 @click.option("--runtime", "runtimes", multiple=True, help="Runtime to time; may be repeated.")
 @click.option("--baseline", help="Runtime that the others are divided by; torch if installed.")
 @click.option("--source", help="The PyTorch model, where it moved since the export.")
@@ -30,7 +35,7 @@ from attn_export.errors import UsageError
 @click.option("--other-machine", is_flag=True, help="Compare also with another machine's file.")
 @output_options
 def command(
-    bundle: Path,
+    model: Path,
     runtimes: tuple[str, ...],
     baseline: str | None,
     source: str | None,
@@ -44,7 +49,8 @@ def command(
     other_machine: bool,
     output: Output,
 ) -> None:
-    """Time the runtimes of BUNDLE, each in its own process, once their answers are PyTorch's.
+    """Time the runtimes of a bundle, each in its own process, once their answers are PyTorch's; or
+    an .onnx file, once they are those of the file with ONNX Runtime's optimisations off.
 
     Runtimes take turns in rounds, until each median's 95 % interval is within 2 % of it or the
     time is up. GFLOP/s are those of the matrix products of one call; their peak is what one large
@@ -59,7 +65,9 @@ def command(
     if save is not None and save.exists() and not overwrite:
         raise UsageError(f"{save} exists", "choose another --save, or add --overwrite")
     old = _older(older, other_machine) if older is not None else None
-    with output.progress() as progress:
+    with output.progress() as progress, _opened(model, source, progress) as bundle:
+        if model.suffix == ".onnx":
+            runtimes, baseline = runtimes or ("ort-cpu",), baseline or ("torch" if source else "")
         result = benchmark(
             bundle,
             runtimes,
@@ -83,6 +91,22 @@ def command(
         comparison.save(save, shown)
     if compared is not None:
         compared.require()
+
+
+@contextmanager
+def _opened(
+    model: Path, source: str | None, progress: Callable[[str], None]
+) -> Iterator[Path | Bundle]:
+    if model.suffix != ".onnx":
+        yield model
+        return
+    from attn_export.extras import require
+
+    require("graph")
+    from attn_export.bench.file_bundle import file_bundle
+
+    with file_bundle(model, source, progress) as bundle:
+        yield bundle
 
 
 def _sizes(text: str | None) -> list[int]:

@@ -25,6 +25,7 @@ def command(
     target: str,
     requirement: Requirement,
     lowering: str,
+    keep_work: bool,
     overwrite: bool,
     output: Output,
 ) -> None:
@@ -38,7 +39,9 @@ def command(
     from attn_export.fusing import attempt
 
     with output.progress() as progress:
-        fused = attempt(model, file, target, lowering, requirement, overwrite, progress)
+        fused = attempt(
+            model, file, target, lowering, requirement, overwrite, progress, less_work=not keep_work
+        )
     console = output.console
     print_account(console, fused.account, fused.notes)
     if fused.verification:

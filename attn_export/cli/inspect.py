@@ -43,7 +43,10 @@ def _accounts(model: str, target: str, progress: Any) -> list[dict[str, Any]]:
         if not rows:
             have = ", ".join(dict.fromkeys(row["name"] for row in bundle.targets()))
             raise UsageError(f"the bundle has no target '{target}'", f"its targets are {have}")
-        keys = ("sites", "total", "recognised", "lowered", "refused", "other", "rotary", "linear")
+        keys = (
+            "sites", "total", "recognised", "lowered", "refused", "other", "rotary", "linear",
+            "work",
+        )  # fmt: skip
         return [
             {"model": f"{model}/{row['file']}", **{key: row[key] for key in keys if key in row}}
             for row in rows

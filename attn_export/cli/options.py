@@ -126,8 +126,10 @@ def requirement_options(command: Command) -> Command:
 
 
 def lowering_option(command: Command) -> Command:
-    """Add --lowering."""
+    """Add --lowering and --keep-work."""
     choice = click.Choice(["auto", "contrib", "standard", "decomposed"])
+    command = click.option("--keep-work", is_flag=True,
+                           help="Compute also what reaches no output.")(command)  # fmt: skip
     return click.option("--lowering", default="auto", show_default=True, type=choice,
                         help="What attention becomes.")(command)  # fmt: skip
 

@@ -35,6 +35,7 @@ def command(
     dynamic: tuple[str, ...],
     inputs: tuple[str, ...],
     lowering: str,
+    keep_work: bool,
     requirement: Requirement,
     output: Output,
 ) -> None:
@@ -45,7 +46,9 @@ def command(
     from attn_export.cli.outcome import report
     from attn_export.pipeline import Options, fresh_folder, run
 
-    options = Options(split_targets(targets), precision, overwrite, inputs, dynamic, lowering)
+    options = Options(
+        split_targets(targets), precision, overwrite, inputs, dynamic, lowering, not keep_work
+    )
     with output.progress() as progress:
         outcome = run(source, folder or fresh_folder(source), options, seconds, progress)
     report(outcome, requirement, output)

@@ -59,6 +59,9 @@ def other_lines(account: Mapping[str, Any]) -> list[str]:
             lines.append(f"{title}: {became}")
         plain = dict.fromkeys(entry["reason"] for entry in found if not entry["lowering"])
         lines += [f"{title} left plain: {reason}" for reason in plain if reason]
+    for found in account.get("work", []):
+        became = "left out of the graph" if found["applied"] else f"kept: {found['reason']}"
+        lines.append(f"Work that reaches no output, {became}: {found['saves']} ({found['name']})")
     kinds = [entry.partition(":")[0] for entry in account["other"]]
     kinds = [kind for kind in kinds if kind != "linear" or "linear" not in account]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))

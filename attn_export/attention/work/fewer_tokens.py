@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from attn_export.attention.apply import apply
 from attn_export.attention.builder import Builder
@@ -30,11 +31,14 @@ NAME = "fewer-tokens"
 PRODUCTS = ("Attention", "Gemm", "MatMul")
 
 
-def fewer_tokens(model: ir.Model, sizes: Sequence[Mapping[str, int]]) -> list[Work]:
+def fewer_tokens(
+    model: ir.Model, sizes: Sequence[Mapping[str, int]], left: str = ""
+) -> tuple[Work, ...]:
     """Rewrite each part of the main graph of which only some rows are needed, once proved.
 
     Args:
         sizes: as `prove` takes them.
+        left: why nothing is to be rewritten; empty where it is.
 
     Returns:
         What was found, applied or not.
@@ -48,6 +52,9 @@ def fewer_tokens(model: ir.Model, sizes: Sequence[Mapping[str, int]]) -> list[Wo
         if not products:
             continue
         saves = _saves(products, group)
+        if left:
+            done.append(Work(NAME, name, False, saves, left))
+            continue
         attentions = [n for n in nodes if n.op_type == "Attention"]
         names = [str(n.name) for n in attentions]
         try:
@@ -55,10 +62,12 @@ def fewer_tokens(model: ir.Model, sizes: Sequence[Mapping[str, int]]) -> list[Wo
         except NotLowerable as reason:
             for node, given in zip(attentions, names, strict=True):
                 node.name = given
-            done.append(Work(NAME, name, False, saves, (reason,)))
+            done.append(Work(NAME, name, False, saves, str(reason)))
         else:
             done.append(Work(NAME, name, True, saves))
-    return done
+    if any(work.applied for work in done):
+        RemoveUnusedNodesPass()(model)
+    return tuple(done)
 
 
 def _saves(products: Sequence[ir.Node], group: Sequence[Selection]) -> str:

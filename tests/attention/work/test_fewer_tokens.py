@@ -6,8 +6,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from attn_export.attention.lowering import lower
 from attn_export.bench.products import count_model
 from tests.attention.work.graphs import (
+    SIZES,
     TOKENS,
     WIDTH,
     assert_equal,
@@ -154,3 +156,13 @@ def test_a_row_of_the_batch_stops_at_attention() -> None:
     assert [work.saves for work in account.work] == ["3 MatMul for row 0 alone"]
     assert account.outcomes[0].site.tokens == (TOKENS, TOKENS)
     assert_equal(before, after)
+
+
+def test_work_is_kept_where_it_was_not_measured_and_where_that_is_asked_for() -> None:
+    for runtime, less_work, reason in (("ort-cuda", True, "it was not measured on ort-cuda"),
+                                       ("ort-cpu", False, "--keep-work")):  # fmt: skip
+        before = block(FIRST, ROW)
+        account = lower(before, runtime, SIZES, less_work=less_work)
+        (work,) = account.work
+        assert (work.applied, work.reason) == (False, reason)
+        assert account.outcomes[0].site.tokens == (TOKENS, TOKENS)

@@ -1,0 +1,141 @@
+"""What is gained where work that reaches no output is left out of the graph.
+
+    python benchmarks/graph_work.py [--seconds 10] [--threads 1] [--json FILE]
+
+Each model is exported twice, with and without `--keep-work`. The two graphs run on ONNX Runtime's
+CPU provider in processes of their own and take turns; both are timed only if their answers are
+PyTorch's. Ratios are medians over those of the graph with all work: below 1 is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from attn_export import bundle as bundles
+from attn_export import export
+from attn_export.bench.benchmark import Row, measure
+from attn_export.bench.machine import machine
+from attn_export.bench.process import WorkerProcess
+from attn_export.bench.stats import ratio_interval, summarize_rounds
+from attn_export.cli.plain_table import plain_table
+from attn_export.models.vit import ViT, ViTConfig
+from attn_export.runtimes.threads import cores
+
+Model = tuple[nn.Module, dict[str, Tensor]]
+WORKLOADS = {
+    "vit_digits": (1, 8, 64),
+    "vit_tiny": (1, 8),
+    "vit_shallow": (1, 8),
+    "text_classifier": (1, 8),
+}
+
+
+def vit_digits() -> Model:
+    """17 tokens, 6 blocks."""
+    torch.manual_seed(0)
+    config = ViTConfig(image_size=8, patch_size=2, channels=1, num_classes=10, dim=64, depth=6,
+                       heads=4)  # fmt: skip
+    return ViT(config).eval(), {"image": torch.randn(2, 1, 8, 8)}
+
+
+def vit_tiny() -> Model:
+    """197 tokens, 12 blocks."""
+    torch.manual_seed(0)
+    return ViT(ViTConfig()).eval(), {"image": torch.randn(2, 3, 224, 224)}
+
+
+def vit_shallow() -> Model:
+    """The same with 4 blocks, of which the last is a quarter."""
+    torch.manual_seed(0)
+    return ViT(ViTConfig(depth=4)).eval(), {"image": torch.randn(2, 3, 224, 224)}
+
+
+class TextClassifier(nn.Module):
+    """A padded batch of 64 tokens through 4 layers; the first token is classified."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(1000, 192)
+        layer = nn.TransformerEncoderLayer(192, 6, 768, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self.head = nn.Linear(192, 5)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        hidden = self.layers(self.words(ids), src_key_padding_mask=mask == 0)
+        return self.head(torch.tanh(hidden[:, 0]))
+
+
+def text_classifier() -> Model:
+    """BERT's way to classify."""
+    torch.manual_seed(0)
+    mask = torch.ones(2, 64, dtype=torch.int64)
+    mask[1, 48:] = 0
+    ids = torch.randint(0, 1000, (2, 64))
+    return TextClassifier().eval(), {"ids": ids, "mask": mask}
+
+
+def compare(folder: Path, name: str, batch: int, seconds: float, threads: int) -> dict[str, Any]:
+    """The two graphs of a model at one batch size."""
+    with ExitStack() as stack:
+        workers = {}
+        for label in ("all", "less"):
+            bundle = bundles.read(folder / f"{name}-{label}")
+            arguments = [str(bundle.path), "ort-cpu", "model", str(threads), bundle.cases()[0].name]
+            workers[label] = stack.enter_context(WorkerProcess("ort-cpu", arguments))
+        rows = measure(workers, [batch], seconds, lambda _: None)[batch]
+    before, after = (_sound(rows[label]) for label in ("all", "less"))
+    medians = [summarize_rounds(row.rounds).median for row in (before, after)]
+    low, high = ratio_interval(after.rounds, before.rounds)
+    return {
+        "workload": name, "batch": batch, "all_ms": medians[0], "less_ms": medians[1],
+        "ratio": medians[1] / medians[0], "low": low, "high": high, "rounds": len(before.rounds),
+        "flops": after.work["flops"] / before.work["flops"],
+    }  # fmt: skip
+
+
+def _sound(row: Row) -> Row:
+    if not row.sound:
+        raise SystemExit(f"parity failed: {row.check['failures'][0]}")
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=10.0, help="timed seconds a graph")
+    parser.add_argument("--threads", type=int, default=cores())
+    parser.add_argument("--only", choices=list(WORKLOADS), action="append")
+    parser.add_argument("--json", type=Path, help="also write the figures there")
+    args = parser.parse_args()
+    here = machine(args.threads)
+    numbers = ("batch", "all ms", "less ms", "ratio", "95 %", "FLOP ratio", "rounds")
+    title = f"{here['processor']}, {args.threads} threads, load {here['load_average']}"
+    table, found = plain_table(title, "workload", *numbers, right=numbers), []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in args.only or WORKLOADS:
+            for label, less_work in (("all", False), ("less", True)):
+                target = Path(folder, f"{name}-{label}")
+                export(f"{__file__}:{name}", target, less_work=less_work)
+            for batch in WORKLOADS[name]:
+                row = compare(Path(folder), name, batch, args.seconds, args.threads)
+                found.append(row)
+                table.add_row(
+                    name, str(batch), f"{row['all_ms']:.3f}", f"{row['less_ms']:.3f}",
+                    f"{row['ratio']:.3f}", f"{row['low']:.3f}..{row['high']:.3f}",
+                    f"{row['flops']:.3f}", str(row["rounds"]),
+                )  # fmt: skip
+    Console(width=132).print(table)
+    if args.json:
+        args.json.write_text(json.dumps({"machine": here, "rows": found}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
