@@ -6,6 +6,7 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 
 import onnx
 
@@ -13,12 +14,12 @@ Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
 
 
-OPERATORS: Mapping[type, Callable[..., float]] = {
+OPERATORS: Mapping[type, Callable[..., Fraction]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
     ast.Pow: operator.pow, ast.USub: operator.neg,
 }  # fmt: skip
-FUNCTIONS: Mapping[str, Callable[..., float]] = {
+FUNCTIONS: Mapping[str, Callable[..., Fraction | int]] = {
     "floor": math.floor, "ceiling": math.ceil, "Max": max, "Min": min, "Mod": operator.mod,
 }  # fmt: skip
 
@@ -54,20 +55,23 @@ def infer(model: onnx.ModelProto, inputs: Shapes) -> dict[str, Shape]:
 
 
 def _evaluate(text: str, symbols: Mapping[str, int]) -> int | None:
-    """A symbolic size such as "batch*197" or "floor(width/16)"; None where it is not known."""
+    """A symbolic size such as "batch*197" or "floor(width/14 - 1/14)"; None where it is not known.
 
-    def value(node: ast.expr) -> float:
+    In fractions: 3/14 - 3/14 + 1 is 1, which roundings may miss.
+    """
+
+    def value(node: ast.expr) -> Fraction:
         match node:
             case ast.Constant(value=int(number)):
-                return number
+                return Fraction(number)
             case ast.Name(id=name):
-                return symbols[name]
+                return Fraction(symbols[name])
             case ast.BinOp(left=left, op=op, right=right):
                 return OPERATORS[type(op)](value(left), value(right))
             case ast.UnaryOp(op=op, operand=operand):
                 return OPERATORS[type(op)](value(operand))
             case ast.Call(func=ast.Name(id=name), args=args):
-                return FUNCTIONS[name](*map(value, args))
+                return Fraction(FUNCTIONS[name](*map(value, args)))
         raise KeyError(type(node).__name__)
 
     if text in symbols:
@@ -76,4 +80,4 @@ def _evaluate(text: str, symbols: Mapping[str, int]) -> int | None:
         found = value(ast.parse(text, mode="eval").body)
     except (ArithmeticError, KeyError, SyntaxError, TypeError):
         return None
-    return int(found) if found == int(found) and found >= 0 else None
+    return int(found) if found.denominator == 1 and found >= 0 else None

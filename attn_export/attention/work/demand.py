@@ -117,7 +117,7 @@ def joined(one: Rows, other: Rows) -> Rows | None:
 
 
 def selected(node: ir.Node) -> Selection | None:
-    """A Gather or Slice of a few constant indices of an axis that has more."""
+    """A Gather or Slice of a few constant indices of an axis that has at least twice as many."""
     source = node.inputs[0] if node.inputs else None
     if node.domain not in ("", "ai.onnx") or source is None or source.shape is None:
         return None
@@ -137,7 +137,7 @@ def selected(node: ir.Node) -> Selection | None:
     else:
         return None
     size = source.shape[axis]
-    fits = not isinstance(size, int) or len(rows) < size
+    fits = not isinstance(size, int) or 2 * len(rows) <= size
     if not rows or len(rows) > FEW or len(set(rows)) < len(rows) or not fits:
         return None
     if isinstance(size, int):

@@ -25,7 +25,7 @@ from attn_export.attention.reasons import NotLowerable
 from attn_export.attention.site import Work
 from attn_export.attention.sizes import shape_of, sizes
 from attn_export.attention.work.demand import Demand, Query, Selection, demand
-from attn_export.attention.work.rows import MASK, Rows
+from attn_export.attention.work.rows import Rows
 
 NAME = "fewer-tokens"
 PRODUCTS = ("Attention", "Gemm", "MatMul")
@@ -117,7 +117,6 @@ class _Fewer:
         self._b = Builder(f"{name}/fewer", {})
         self._made: dict[tuple[int, Rows], ir.Value] = {}
         self._given: list[ir.Value] = []  # what the graph has, and the new nodes read
-        self._mask: ir.Value | None = None
 
     def rewrite(self, group: Sequence[Selection]) -> Rewrite:
         pairs = [(s.node.outputs[0], self._selected(s)) for s in group]
@@ -126,7 +125,9 @@ class _Fewer:
         begins = unique(v for v in self._given if is_computed(v) and constant(v) is None)
         (old, new), *also = pairs
         nodes, weights = self._b.nodes, self._b.weights
-        return Rewrite(NAME, begins, old, new, nodes, weights, self._mask, also)
+        # No mask is named for the proof: both sides give the same rows of it to the same operator.
+        # What becomes of blocked rows is proved where that one is lowered.
+        return Rewrite(NAME, begins, old, new, nodes, weights, also=also)
 
     def _selected(self, selection: Selection) -> ir.Value:
         source = selection.node.inputs[0]
@@ -174,8 +175,6 @@ class _Fewer:
         if node.op_type == "Reshape":
             assert inputs[0] is not None
             return self._reshaped(node, inputs[0], rows)
-        if node.op_type == "Attention" and len(inputs) > MASK and node.inputs[MASK] is not None:
-            self._mask = node.inputs[MASK]
         attributes: dict[str, Any] = dict(node.attributes)
         attributes.pop("is_causal", None)  # the last query may see every key
         again = ir.Node(

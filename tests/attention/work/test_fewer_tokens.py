@@ -9,6 +9,7 @@ import pytest
 from attn_export.attention.lowering import lower
 from attn_export.bench.products import count_model
 from tests.attention.work.graphs import (
+    HEADS,
     SIZES,
     TOKENS,
     WIDTH,
@@ -137,6 +138,26 @@ def test_a_mask_gives_the_rows_of_its_queries(queries: int) -> None:
     assert [work.applied for work in account.work] == [True]
     assert account.outcomes[0].site.tokens == (1, TOKENS)
     assert_equal(before, after)
+
+
+def test_an_additive_mask_gives_the_rows_of_its_queries() -> None:
+    """Numbers for each pair of tokens, with either way to block a key."""
+    inputs = f", float[batch, {HEADS}, {TOKENS}, {TOKENS}] given"
+    before = block(FIRST, ROW, inputs=inputs, mask=", given")
+    after, account = lowered(before)
+    assert [work.applied for work in account.work] == [True]
+    drawn = inputs_of(before, 2)
+    given = drawn["given"].copy()
+    given[:, :, 0, 1], given[:, 1, 0, 3] = -np.inf, np.finfo(np.float32).min
+    drawn["given"] = given
+    expected = run(before, drawn, optimize=False)["z"]
+    assert np.allclose(run(after, drawn)["z"], expected, atol=1e-4)
+
+
+def test_more_than_half_of_the_tokens_are_not_few() -> None:
+    tail = "i = Constant<value_ints = [0, 1, 3]>() z = Gather<axis = 1>(y, i)"
+    _, account = lowered(block(tail, f"float[batch, 3, {WIDTH}] z"))
+    assert account.work == ()
 
 
 def test_queries_that_are_no_plain_projection_are_taken_as_they_are() -> None:
