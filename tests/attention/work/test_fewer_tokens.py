@@ -84,6 +84,18 @@ def test_nothing_moves_where_the_other_tokens_reach_an_output(tail: str, outputs
     assert_equal(before, after)
 
 
+def test_nothing_moves_where_the_body_of_an_if_reads_the_other_tokens() -> None:
+    tail = (
+        FIRST
+        + """ w = If(flag) <
+        then_branch = yes () => (float[b, 5, 8] t) { t = Identity(y) },
+        else_branch = no () => (float[b, 5, 8] f) { f = Neg(y) }>"""
+    )
+    before = block(tail, f"{ROW}, float[batch, 5, 8] w", inputs=", bool[1] flag")
+    _, account = lowered(before)
+    assert account.work == ()
+
+
 def test_two_tokens_are_computed_together() -> None:
     """A distilled classifier reads its class token and its distillation token."""
     tail = FIRST + " j = Constant<value_int = 1>() w = Gather<axis = 1>(y, j)"
