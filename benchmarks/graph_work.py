@@ -94,10 +94,12 @@ def compare(folder: Path, name: str, batch: int, seconds: float, threads: int) -
         rows = measure(workers, [batch], seconds, lambda _: None)[batch]
     before, after = (_sound(rows[label]) for label in ("all", "less"))
     medians = [summarize_rounds(row.rounds).median for row in (before, after)]
+    ratio = medians[1] / medians[0]
     low, high = ratio_interval(after.rounds, before.rounds)
     return {
         "workload": name, "batch": batch, "all_ms": medians[0], "less_ms": medians[1],
-        "ratio": medians[1] / medians[0], "low": low, "high": high, "rounds": len(before.rounds),
+        "ratio": ratio, "low": min(low, ratio), "high": max(high, ratio),
+        "rounds": len(before.rounds),
         "flops": after.work["flops"] / before.work["flops"],
     }  # fmt: skip
 
