@@ -7,7 +7,7 @@ checked, names must be plain relative ones, links are refused, and nothing is ev
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,18 +59,20 @@ class Bundle:
             if component is None or target["component"] == component
         ]
 
-    def target_for(self, runtime: str, component: str) -> dict[str, Any]:
-        """The target that a runtime serves.
+    def target_for(self, runtimes: Sequence[str], component: str) -> dict[str, Any]:
+        """The target whose graph a runtime runs: that of the first of `runtimes` that has one.
 
         Raises:
-            UsageError: the bundle was not exported for that runtime.
+            UsageError: the bundle was exported for none of them.
         """
-        for target in self.targets(component):
-            if target["runtime"] == runtime:
-                return target
+        targets = self.targets(component)
+        for runtime in runtimes:
+            for target in targets:
+                if target["runtime"] == runtime:
+                    return target
         have = ", ".join(sorted({target["name"] for target in self.targets()}))
         raise UsageError(
-            f"the bundle has no graph for {runtime}, it has targets {have}",
+            f"the bundle has no graph for {runtimes[0]}, it has targets {have}",
             "export it again with --target for that runtime",
         )
 

@@ -2,47 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from attn_export import bundle as bundles
-from attn_export.capability import TARGET_RUNTIMES
-from attn_export.errors import RuntimeUnavailable, UsageError
-from attn_export.runtimes import openvino, ort_cpu, torch_eager
-from attn_export.runtimes.base import Availability, Session, TensorSpec
+from attn_export.errors import UsageError
+from attn_export.runtimes import ort_cpu, table, torch_eager
+from attn_export.runtimes.base import DEFAULTS, LoadOptions, Session, TensorSpec
 
-RUNTIMES = tuple(dict.fromkeys([torch_eager.NAME, *TARGET_RUNTIMES.values()]))
 STAND_IN = ort_cpu.NAME
-AVAILABILITY: dict[str, Callable[[], Availability]] = {
-    module.NAME: module.availability for module in (torch_eager, ort_cpu, openvino)
-}
-
-
-def availability(runtime: str) -> Availability:
-    """Whether a runtime can work here.
-
-    Raises:
-        UsageError: there is no such runtime.
-    """
-    if runtime in AVAILABILITY:
-        return AVAILABILITY[runtime]()
-    if runtime in RUNTIMES:
-        return Availability(
-            runtime, False, f"this version of attn-export does not run {runtime}",
-            f"run its graph where {runtime} is, with ONNX Runtime itself",
-        )  # fmt: skip
-    raise UsageError(f"there is no runtime '{runtime}'", f"the runtimes are {', '.join(RUNTIMES)}")
-
-
-def available(runtimes: Sequence[str]) -> tuple[list[str], dict[str, RuntimeUnavailable]]:
-    """Those that can work here, and why the others cannot."""
-    found = {runtime: availability(runtime) for runtime in runtimes}
-    missing = {
-        runtime: RuntimeUnavailable(seen.observed, seen.fix)
-        for runtime, seen in found.items()
-        if not seen.ok
-    }
-    return [runtime for runtime in found if runtime not in missing], missing
 
 
 def load(
@@ -51,6 +19,7 @@ def load(
     component: str = "model",
     threads: int | None = None,
     source: str | None = None,
+    options: LoadOptions = DEFAULTS,
 ) -> Session:
     """A session of one component on one runtime; `source` is torch's, instead of the manifest's.
 
@@ -58,18 +27,12 @@ def load(
         UsageError: an unknown runtime, or one that the bundle was not exported for.
         RuntimeUnavailable: it cannot work here.
     """
-    if runtime not in RUNTIMES:
-        known = ", ".join(RUNTIMES)
-        raise UsageError(f"there is no runtime '{runtime}'", f"the runtimes are {known}")
-    if runtime == torch_eager.NAME:
+    if runtime in table.MODULE_RUNTIMES:
         return _load_torch(bundle, component, source)
-    target = bundle.target_for(runtime, component)
-    _, missing = available([runtime])
-    if missing:
-        raise missing[runtime]
-    if runtime == openvino.NAME:
-        return openvino.load(bundle.model_path(target), threads)
-    return ort_cpu.load(bundle.model_path(target), threads)
+    found = table.find(runtime)
+    table.require(runtime)
+    target = bundle.target_for(found.GRAPHS, component)
+    return found.load(bundle.model_path(target), threads, options)
 
 
 def load_stand_in(bundle: bundles.Bundle, target: Mapping[str, Any]) -> Session:

@@ -23,7 +23,8 @@ from attn_export.parity.result import RuntimeResult, Verification
 from attn_export.parity.tolerance import Array, Group, rms, split
 from attn_export.reference import Case
 from attn_export.runtimes.base import Session
-from attn_export.sessions import STAND_IN, available, load, load_stand_in
+from attn_export.runtimes.table import available
+from attn_export.sessions import STAND_IN, load, load_stand_in
 
 
 def verify(
@@ -91,7 +92,7 @@ def verify_runtime(
 
     def session(component: str) -> Session:
         if stand_in:
-            return load_stand_in(bundle, bundle.target_for(runtime, component))
+            return load_stand_in(bundle, bundle.target_for([runtime], component))
         return load(bundle, runtime, component)
 
     comparisons: list[tuple[str, Comparison]] = []

@@ -16,8 +16,8 @@ from attn_export.bench.stats import Latency, summarize
 from attn_export.errors import CheckFailed, RuntimeUnavailable, UsageError
 from attn_export.runtimes import torch_eager
 from attn_export.runtimes.packages import versions
+from attn_export.runtimes.table import available
 from attn_export.runtimes.threads import cores
-from attn_export.sessions import available
 
 NARROW = 0.02  # the median is known well enough when its interval is within 2 % of it
 NOISY = 0.10  # beyond it a median, and every ratio with it, is said to be uncertain

@@ -1,16 +1,21 @@
-"""The interface of a runtime: is it available, load, run, placement, close."""
+"""The interface of a runtime: is it available, load, run, placement, close.
+
+A runtime is a module with `NAME`, `GRAPHS`, `availability()` and `load(...)`, as `Runtime` says;
+`table.py` lists them.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from pathlib import Path
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attn_export.errors import UsageError
+from attn_export.errors import RuntimeUnavailable, UsageError
 
 Arrays = dict[str, NDArray[np.generic]]
 
@@ -32,29 +37,83 @@ class Availability:
         observed: what was seen, where it cannot.
         fix: the one thing that helps.
         versions: package name to version.
+        libraries: shared library that it needs -> where it was found, None where it was not.
+        device: what it computes on.
+        driver: of that device.
     """
 
     runtime: str
     ok: bool
     observed: str = ""
     fix: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    libraries: Mapping[str, str | None] = field(default_factory=dict)
+    device: str = ""
+    driver: str = ""
+
+    def require(self) -> None:
+        """Raise RuntimeUnavailable where it cannot work."""
+        if not self.ok:
+            raise RuntimeUnavailable(
+                f"{self.runtime} is not available because {self.observed}", self.fix
+            )
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What a target asks of the runtime that loads its graph; each takes what concerns it.
+
+    Attributes:
+        ranges: symbolic size -> its smallest and largest value.
+        cache: folder for what is compiled once a machine, such as TensorRT's engines.
+        provider: options of the execution provider, over those that the runtime chooses.
+        allow_fallback: attention nodes may run on another provider than the one asked for.
+    """
+
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    cache: Path | None = None
+    provider: Mapping[str, str] = field(default_factory=dict)
+    allow_fallback: bool = False
+
+
+DEFAULTS = LoadOptions()
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A node of the graph and the execution provider that it was given to."""
+
+    provider: str
+    domain: str
+    op: str
+    name: str
 
 
 class Session(ABC):
     """A loaded model. `run` checks the inputs before the runtime sees them."""
 
-    def __init__(self, runtime: str, inputs: Sequence[TensorSpec]) -> None:
+    def __init__(
+        self,
+        runtime: str,
+        inputs: Sequence[TensorSpec],
+        ranges: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:
+        """`ranges` bounds the symbolic sizes of the inputs, where they are bounded."""
         self.runtime = runtime
         self.inputs = tuple(inputs)
+        self.ranges = dict(ranges or {})
+        self.closed = False
 
     def run(self, inputs: Mapping[str, NDArray[np.generic]]) -> Arrays:
         """Outputs by name.
 
         Raises:
-            UsageError: an input is missing, unknown, or of another dtype, rank or size.
+            UsageError: an input is missing, unknown, or of another dtype, rank or size, or of
+                one out of range; or the session is closed.
         """
-        check_inputs(self.inputs, inputs)
+        if self.closed:
+            raise UsageError(f"this {self.runtime} session is closed", "load the model again")
+        check_inputs(self.inputs, inputs, self.ranges)
         return self._run(inputs)
 
     @abstractmethod
@@ -64,9 +123,18 @@ class Session(ABC):
     def placement(self) -> dict[str, int]:
         """Execution provider (or device) to the number of nodes that it runs."""
 
-    @abstractmethod
+    def nodes(self) -> Sequence[Placed]:
+        """Where each node went, by what the runtime recorded; nothing where it records nothing."""
+        return ()
+
     def close(self) -> None:
-        """Free what the session holds; running it afterwards is an error."""
+        """Free what the session holds; running it afterwards is an error, closing it again not."""
+        if not self.closed:
+            self.closed = True
+            self._close()
+
+    @abstractmethod
+    def _close(self) -> None: ...
 
     def __enter__(self) -> Self:
         return self
@@ -75,7 +143,38 @@ class Session(ABC):
         self.close()
 
 
-def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, NDArray[np.generic]]) -> None:
+class Runtime(Protocol):
+    """What a module in this folder offers that runs graphs from files.
+
+    Attributes:
+        GRAPHS: the runtimes whose targets' graphs it runs, the best first.
+    """
+
+    NAME: str
+    GRAPHS: tuple[str, ...]
+
+    def availability(self) -> Availability:
+        """Whether it can work here; loads no model and never raises."""
+
+    def load(
+        self, model: Path | bytes, threads: int | None = None, options: LoadOptions = DEFAULTS
+    ) -> Session:
+        """A session of a graph, from its path (weights beside it) or from its bytes.
+
+        Args:
+            threads: as many cores as this process may use, where it is left out.
+
+        Raises:
+            RuntimeUnavailable: it cannot work here, or it would not run the attention itself.
+            FileError: it refuses the graph.
+        """
+
+
+def check_inputs(
+    specs: Sequence[TensorSpec],
+    inputs: Mapping[str, NDArray[np.generic]],
+    ranges: Mapping[str, tuple[int, int]] | None = None,
+) -> None:
     """Raise UsageError unless the inputs are those that the model takes."""
     known = {spec.name for spec in specs}
     names = ", ".join(spec.name for spec in specs)
@@ -87,6 +186,13 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, NDArray[np.ge
         if spec.name not in inputs:
             raise UsageError(f"input '{spec.name}' is missing", f"give all of {names}")
         _check_input(spec, inputs[spec.name], sizes)
+    for size, (low, high) in (ranges or {}).items():
+        if size in sizes and not low <= sizes[size][0] <= high:
+            found, where = sizes[size]
+            raise UsageError(
+                f"'{size}' is {found} in input '{where}', the model takes {low} to {high}",
+                "split the request, or export with a wider --dynamic range",
+            )
 
 
 def _check_input(

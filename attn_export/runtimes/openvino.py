@@ -10,11 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attn_export.errors import FileError, RuntimeUnavailable, one_line
-from attn_export.runtimes.base import Arrays, Availability, Session, TensorSpec
+from attn_export.runtimes.base import (
+    DEFAULTS,
+    Arrays,
+    Availability,
+    LoadOptions,
+    Session,
+    TensorSpec,
+)
 from attn_export.runtimes.packages import version
 from attn_export.runtimes.threads import cores
 
 NAME = "openvino"
+GRAPHS = (NAME,)
 DEVICE = "CPU"
 DTYPES = {"boolean": "bool", "f16": "float16", "f32": "float32", "f64": "float64"}
 DTYPES |= {f"{kind}{bits}": f"{name}int{bits}" for kind, name in (("i", ""), ("u", "u"))
@@ -83,7 +91,7 @@ class OpenVinoSession(Session):
     def placement(self) -> dict[str, int]:
         return {DEVICE: len(self._compiled.get_runtime_model().get_ops())}
 
-    def close(self) -> None:
+    def _close(self) -> None:
         self._compiled = None
 
 
@@ -102,14 +110,10 @@ def _spec(port: Any) -> TensorSpec:
     return TensorSpec(name, DTYPES[kind], sizes)
 
 
-def load(model: Path | bytes, threads: int | None = None) -> OpenVinoSession:
-    """Load a model.
-
-    Raises:
-        RuntimeUnavailable: openvino is not installed.
-        FileError: OpenVINO refuses the model.
-    """
+def load(
+    model: Path | bytes, threads: int | None = None, options: LoadOptions = DEFAULTS
+) -> OpenVinoSession:
+    """As `Runtime.load`."""
     found = availability()
-    if not found.ok:
-        raise RuntimeUnavailable(found.observed, found.fix)
+    found.require()
     return OpenVinoSession(model, threads or cores())

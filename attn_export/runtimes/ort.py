@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attn_export.errors import FileError, RuntimeUnavailable, one_line
-from attn_export.runtimes.base import Arrays, Session, TensorSpec
+from attn_export.runtimes.base import Arrays, Placed, Session, TensorSpec
 from attn_export.runtimes.packages import onnxruntime_owner
+from attn_export.runtimes.placement import counts, misplaced, told
 
 DTYPES = {
     "tensor(float)": "float32",
@@ -46,6 +48,17 @@ def import_onnxruntime() -> Any:
     return onnxruntime
 
 
+@dataclass(frozen=True)
+class Provider:
+    """An execution provider, and the options that it is made with."""
+
+    name: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+CPU = Provider("CPUExecutionProvider")
+
+
 class OrtSession(Session):
     """An `onnxruntime.InferenceSession` whose providers were checked against the request."""
 
@@ -53,14 +66,21 @@ class OrtSession(Session):
         self,
         runtime: str,
         model: Path | bytes,
-        providers: Sequence[str],
+        providers: Sequence[Provider],
         threads: int,
         optimize: bool = True,
+        allow_fallback: bool = False,
+        ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
         """Load a model from a path (external data beside it) or from serialized bytes.
 
+        Args:
+            providers: the first is the one that is asked for, the others take what it leaves.
+            ranges: symbolic size -> its bounds; requests outside of them are refused.
+
         Raises:
-            RuntimeUnavailable: ONNX Runtime did not take the first provider asked for.
+            RuntimeUnavailable: ONNX Runtime did not take the first provider asked for, or gave
+                attention to another one, without `allow_fallback`.
             FileError: ONNX Runtime refuses the model.
         """
         ort = import_onnxruntime()
@@ -71,30 +91,42 @@ class OrtSession(Session):
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         if not optimize:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        source = model if isinstance(model, bytes) else str(model)
         # The providers first: onnxruntime replaces a missing one by the CPU with a mere warning.
-        missing = [name for name in providers if name not in ort.get_available_providers()]
+        missing = [p.name for p in providers if p.name not in ort.get_available_providers()]
         if missing:
             raise RuntimeUnavailable(
                 f"{missing[0]} is not part of the installed onnxruntime {ort.__version__}",
                 "install the package that has it, or ask for another runtime",
             )
+        given = {"providers": [(p.name, dict(p.options)) for p in providers]}
+        self._open(model, options, given)
+        first = providers[0].name
+        if self._session.get_providers()[0] != first:
+            raise RuntimeUnavailable(
+                f"{first} was asked for and ONNX Runtime runs on"
+                f" {self._session.get_providers()[0]}",
+                "see the log above for the library that is missing",
+            )
+        elsewhere = misplaced(self.nodes(), first)
+        if elsewhere and not allow_fallback:
+            raise RuntimeUnavailable(
+                told(elsewhere, first), "allow that with --allow-fallback, or export it again"
+            )
+        inputs = [_spec(argument) for argument in self._session.get_inputs()]
+        super().__init__(runtime, inputs, ranges)
+
+    def _open(self, model: Path | bytes, options: Any, given: Mapping[str, Any]) -> None:
+        ort = import_onnxruntime()
+        source = model if isinstance(model, bytes) else str(model)
         try:
-            self._session = ort.InferenceSession(source, options, providers=list(providers))
+            self._session = ort.InferenceSession(source, options, enable_fallback=0, **given)
         except Exception as error:  # onnxruntime's own exceptions share no base class
             name = "the model" if isinstance(model, bytes) else model.name
             raise FileError(
                 f"ONNX Runtime {ort.__version__} refuses {name} ({one_line(error)})",
                 "export it again, or with another --lowering",
             ) from error
-        if self._session.get_providers()[0] != providers[0]:
-            raise RuntimeUnavailable(
-                f"{providers[0]} was asked for and ONNX Runtime runs on"
-                f" {self._session.get_providers()[0]}",
-                "see the log above for the library that is missing",
-            )
         self._outputs = [output.name for output in self._session.get_outputs()]
-        super().__init__(runtime, [_spec(argument) for argument in self._session.get_inputs()])
 
     def _run(self, inputs: Mapping[str, NDArray[np.generic]]) -> Arrays:
         try:
@@ -107,12 +139,16 @@ class OrtSession(Session):
         return dict(zip(self._outputs, values, strict=True))
 
     def placement(self) -> dict[str, int]:
-        counts: dict[str, int] = {}
-        for subgraph in self._session.get_provider_graph_assignment_info():
-            counts[subgraph.ep_name] = counts.get(subgraph.ep_name, 0) + len(subgraph.get_nodes())
-        return counts
+        return counts(self.nodes())
 
-    def close(self) -> None:
+    def nodes(self) -> list[Placed]:
+        return [
+            Placed(part.ep_name, node.domain, node.op_type, node.name)
+            for part in self._session.get_provider_graph_assignment_info()
+            for node in part.get_nodes()
+        ]
+
+    def _close(self) -> None:
         self._session = None
 
 

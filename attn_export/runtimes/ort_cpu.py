@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from attn_export.errors import RuntimeUnavailable
-from attn_export.runtimes.base import Availability
-from attn_export.runtimes.ort import OrtSession, import_onnxruntime
+from attn_export.runtimes.base import DEFAULTS, Availability, LoadOptions
+from attn_export.runtimes.ort import CPU, OrtSession, import_onnxruntime
 from attn_export.runtimes.packages import onnxruntime_owner
 from attn_export.runtimes.threads import cores
 
 NAME = "ort-cpu"
+GRAPHS = (NAME,)
 
 
 def availability() -> Availability:
@@ -22,6 +23,12 @@ def availability() -> Availability:
     return Availability(NAME, True, versions={owner: number})
 
 
-def load(model: Path | bytes, threads: int | None = None, optimize: bool = True) -> OrtSession:
-    """Load a model; `optimize=False` turns graph optimisations off, as a reference needs it."""
-    return OrtSession(NAME, model, ["CPUExecutionProvider"], threads or cores(), optimize)
+def load(
+    model: Path | bytes,
+    threads: int | None = None,
+    options: LoadOptions = DEFAULTS,
+    *,
+    optimize: bool = True,
+) -> OrtSession:
+    """As `Runtime.load`; `optimize=False` turns graph optimisations off, as a reference needs."""
+    return OrtSession(NAME, model, [CPU], threads or cores(), optimize)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from attn_export.errors import RuntimeUnavailable
 from attn_export.runtimes.base import Arrays, Availability, Session, TensorSpec
 from attn_export.runtimes.packages import version
 
@@ -53,8 +52,7 @@ class TorchSession(Session):
 
         from attn_export.outputs import named_tensors
 
-        if self._module is None:
-            raise RuntimeError("this session is closed")
+        assert self._module is not None
         tensors = {self._parameters.get(name, name): torch.tensor(a) for name, a in inputs.items()}
         with torch.inference_mode():
             values = [value.numpy() for _, value in named_tensors(self._module(**tensors))]
@@ -63,7 +61,7 @@ class TorchSession(Session):
     def placement(self) -> dict[str, int]:
         return {"CPU": 1}
 
-    def close(self) -> None:
+    def _close(self) -> None:
         for child, training in self._modes.items():
             child.training = training
         self._modes = {}
@@ -73,5 +71,4 @@ class TorchSession(Session):
 def require() -> None:
     """Raise RuntimeUnavailable where torch is not installed."""
     found = availability()
-    if not found.ok:
-        raise RuntimeUnavailable(found.observed, found.fix)
+    found.require()
