@@ -31,6 +31,7 @@ class Options:
     inputs: tuple[str, ...] = ()
     dynamic: tuple[str, ...] = ()
     lowering: str = "auto"
+    allow_fallback: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,13 @@ def _make(
             stage, model, options.targets, options.precision, options.lowering, progress
         )
         progress("verifying")
-        verification = verify(made, stand_ins=True)
+        verification = verify(made, stand_ins=True, allow_fallback=options.allow_fallback)
         timings = None
         works_here = any(found.stands_in_for is None for found in verification.runtimes.values())
         if seconds is not None and verification.passed and works_here:
-            timings = benchmark(made, seconds=seconds, progress=progress)
+            timings = benchmark(
+                made, seconds=seconds, allow_fallback=options.allow_fallback, progress=progress
+            )
         html = render(made.manifest, verification, timings)
         made = bundles.add_file(made, bundles.REPORT, html)
     return Outcome(replace(made, path=folder), verification, timings)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from attn_export import bundle as bundles
 from attn_export.errors import UsageError
-from attn_export.runtimes import ort_cpu, table, torch_eager
+from attn_export.runtimes import ort_cpu, table, torch_compile
 from attn_export.runtimes.base import DEFAULTS, LoadOptions, Session, TensorSpec
+from attn_export.runtimes.torch_eager import TorchSession
 
 STAND_IN = ort_cpu.NAME
 
@@ -28,11 +30,23 @@ def load(
         RuntimeUnavailable: it cannot work here.
     """
     if runtime in table.MODULE_RUNTIMES:
-        return _load_torch(bundle, component, source)
+        return _load_torch(bundle, runtime, component, source)
     found = table.find(runtime)
     table.require(runtime)
     target = bundle.target_for(found.GRAPHS, component)
+    if not options.ranges:
+        options = replace(options, ranges=_ranges(bundle, component))
     return found.load(bundle.model_path(target), threads, options)
+
+
+def _ranges(bundle: bundles.Bundle, component: str) -> dict[str, tuple[int, int]]:
+    """Symbolic size -> its bounds, of a component's inputs."""
+    return {
+        size: (int(low), int(high))
+        for entry in bundle.manifest["inputs"]
+        if entry["component"] == component
+        for size, (low, high) in entry.get("ranges", {}).items()
+    }
 
 
 def load_stand_in(bundle: bundles.Bundle, target: Mapping[str, Any]) -> Session:
@@ -43,8 +57,10 @@ def load_stand_in(bundle: bundles.Bundle, target: Mapping[str, Any]) -> Session:
     return ort_cpu.load(bundle.model_path(target))
 
 
-def _load_torch(bundle: bundles.Bundle, component: str, source: str | None) -> Session:
-    torch_eager.require()
+def _load_torch(
+    bundle: bundles.Bundle, runtime: str, component: str, source: str | None
+) -> Session:
+    table.require(runtime)
     from attn_export.source import resolve
 
     inputs = [
@@ -61,7 +77,8 @@ def _load_torch(bundle: bundles.Bundle, component: str, source: str | None) -> S
         )
     spec = components[component]
     outputs = [o["name"] for o in bundle.manifest["outputs"] if o["component"] == component]
-    return torch_eager.TorchSession(spec.module, inputs, outputs, spec.names)
+    kind = torch_compile.CompiledSession if runtime == torch_compile.NAME else TorchSession
+    return kind(spec.module, inputs, outputs, spec.names)
 
 
 def _example_shape(spec: TensorSpec) -> str:

@@ -22,7 +22,7 @@ from attn_export.parity.metrics import evaluate, read_metric
 from attn_export.parity.result import RuntimeResult, Verification
 from attn_export.parity.tolerance import Array, Group, rms, split
 from attn_export.reference import Case
-from attn_export.runtimes.base import Session
+from attn_export.runtimes.base import DEFAULTS, LoadOptions, Session
 from attn_export.runtimes.table import available
 from attn_export.sessions import STAND_IN, load, load_stand_in
 
@@ -34,13 +34,15 @@ def verify(
     rtol: float | None = None,
     atol: float | None = None,
     stand_ins: bool = False,
+    allow_fallback: bool = False,
 ) -> Verification:
     """Compare each runtime's answers with the PyTorch outputs that the bundle carries.
 
     Args:
-        runtimes: "ort-cpu", "openvino" or "torch"; by default every runtime that the bundle was
-            exported for and that works here. The others are told, with the reason.
+        runtimes: names of `attn_export.runtimes.table`; by default every runtime that the bundle
+            was exported for and that works here. The others are told, with the reason.
         stand_ins: run the graphs of those others on ONNX Runtime's CPU provider, and say so.
+        allow_fallback: let another provider than the one asked for run attention, and say so.
         rtol, atol: replace the stored allowance of each group by atol + rtol * rms(reference);
             both or neither.
 
@@ -64,7 +66,8 @@ def verify(
     if rtol is not None and atol is not None:
         groups = found.groups()
         cases = [_overridden(case, groups[case.component], rtol, atol) for case in cases]
-    results = {name: verify_runtime(found, name, cases) for name in names}
+    options = LoadOptions(allow_fallback=allow_fallback)
+    results = {name: verify_runtime(found, name, cases, options=options) for name in names}
     if stand_ins:
         for name in missing:
             result = verify_runtime(found, name, cases, stand_in=True)
@@ -86,18 +89,23 @@ def assert_parity(bundle: Path | str | bundles.Bundle, runtimes: Sequence[str] =
 
 
 def verify_runtime(
-    bundle: bundles.Bundle, runtime: str, cases: Sequence[Case], *, stand_in: bool = False
+    bundle: bundles.Bundle,
+    runtime: str,
+    cases: Sequence[Case],
+    *,
+    stand_in: bool = False,
+    options: LoadOptions = DEFAULTS,
 ) -> RuntimeResult:
     """All cases of all components on one runtime, or of its graphs on the one that stands in."""
 
     def session(component: str) -> Session:
         if stand_in:
             return load_stand_in(bundle, bundle.target_for([runtime], component))
-        return load(bundle, runtime, component)
+        return load(bundle, runtime, component, options=options)
 
     comparisons: list[tuple[str, Comparison]] = []
     placement: dict[str, int] = {}
-    metric, unscored = None, ""
+    metric, unscored, fallbacks = None, "", list[str]()
     with ExitStack() as stack:
         sessions = {
             component: stack.enter_context(session(component)) for component in bundle.components
@@ -108,6 +116,7 @@ def verify_runtime(
             comparisons += checked or _nothing(bundle, component)
             for provider, nodes in loaded.placement().items():
                 placement[provider] = placement.get(provider, 0) + nodes
+            fallbacks += [loaded.fallback] if loaded.fallback else []
         if bundle.manifest.get("metric") and all(c.passed for _, c in comparisons):
             try:
                 metric = score(bundle, sessions)
@@ -115,8 +124,9 @@ def verify_runtime(
                 unscored = str(error)
     ran_on = STAND_IN if stand_in else runtime
     return RuntimeResult(
-        ran_on, tuple(comparisons), placement, metric, unscored, runtime if stand_in else None
-    )
+        ran_on, tuple(comparisons), placement, metric, unscored, runtime if stand_in else None,
+        "; ".join(fallbacks),
+    )  # fmt: skip
 
 
 def _nothing(bundle: bundles.Bundle, component: str) -> list[tuple[str, Comparison]]:

@@ -123,6 +123,7 @@ def benchmark(
     source: str | None = None,
     component: str | None = None,
     seconds: float = 6.0,
+    allow_fallback: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Benchmark:
     """Time each runtime in its own process, in interleaved rounds, on the bundle's first case.
@@ -134,6 +135,7 @@ def benchmark(
         baseline: a runtime that the others are divided by; "torch" where it is installed.
         source: the PyTorch model of the torch runtime; the manifest's where it is left out.
         seconds: timed seconds for each runtime, at most.
+        allow_fallback: let another provider than the one asked for run attention.
 
     Raises:
         FileError, UsageError, RuntimeUnavailable: as `verify`.
@@ -159,7 +161,7 @@ def benchmark(
             arguments = [str(found.path), name, component, str(threads), case]
             arguments += [source] if source else []
             workers[name] = stack.enter_context(WorkerProcess(name, arguments))
-        result = _measure(workers, baseline, case, threads, seconds, progress)
+        result = _measure(workers, baseline, case, threads, seconds, allow_fallback, progress)
     return replace(result, unavailable={name: str(error) for name, error in missing.items()})
 
 
@@ -169,12 +171,13 @@ def _measure(
     case: str,
     threads: int,
     seconds: float,
+    allow_fallback: bool,
     progress: Callable[[str], None],
 ) -> Benchmark:
     cold, checks = {}, {}
     for name, worker in workers.items():
         progress(f"starting {name}")
-        cold[name] = float(worker.ask("load")["first_ms"])
+        cold[name] = float(worker.ask("load", allow_fallback=allow_fallback)["first_ms"])
         checks[name] = worker.ask("check")
     sound = {name: worker for name, worker in workers.items() if checks[name]["passed"]}
     for worker in sound.values():

@@ -4,7 +4,7 @@ THREADS CASE [SOURCE]`.
 Reads one JSON request a line from stdin and answers each with one JSON line on the stdout that it
 was started with; whatever a library prints goes to stderr.
 
-    {"do": "load"}              -> {"first_ms"}: import, load and answer once
+    {"do": "load", "allow_fallback": A} -> {"first_ms"}: import, load and answer once
     {"do": "check"}             -> {"passed", "failures", "max_abs", "placement"}
     {"do": "run", "seconds": S} -> {"ms": [...]}
     {"do": "stop"}              -> {"peak_rss_mb"}, and the process ends
@@ -23,8 +23,8 @@ from typing import Any
 
 from attn_export import bundle as bundles
 from attn_export.errors import AttnExportError
-from attn_export.runtimes import torch_eager
-from attn_export.runtimes.base import Session
+from attn_export.runtimes.base import LoadOptions, Session
+from attn_export.runtimes.table import MODULE_RUNTIMES, require
 from attn_export.sessions import load
 from attn_export.verification import check_session
 
@@ -48,12 +48,15 @@ class Worker:
 
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         start = time.perf_counter()
-        if self.runtime == torch_eager.NAME:
-            torch_eager.require()
+        if self.runtime in MODULE_RUNTIMES:
+            require(self.runtime)
             import torch
 
             torch.set_num_threads(self.threads)
-        self.session = load(self.bundle, self.runtime, self.component, self.threads, self.source)
+        self.session = load(
+            self.bundle, self.runtime, self.component, self.threads, self.source,
+            LoadOptions(allow_fallback=bool(request.get("allow_fallback"))),
+        )  # fmt: skip
         self.session.run(self.inputs)
         return {"first_ms": (time.perf_counter() - start) * 1e3}
 

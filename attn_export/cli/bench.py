@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from attn_export.cli.options import Output, output_options
+from attn_export.cli.options import Output, output_options, runtime_options
 
 
 @click.command("bench")
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--runtime", "runtimes", multiple=True, help="Runtime to time; may be repeated.")
+@runtime_options
 @click.option("--baseline", help="Runtime that the others are divided by; torch if installed.")
 @click.option("--source", help="The PyTorch model, where it moved since the export.")
 @click.option("--component", help="The graph to time, where a bundle has several.")
@@ -21,6 +21,7 @@ from attn_export.cli.options import Output, output_options
 def command(
     bundle: Path,
     runtimes: tuple[str, ...],
+    allow_fallback: bool,
     baseline: str | None,
     source: str | None,
     component: str | None,
@@ -39,6 +40,7 @@ def command(
             source=source,
             component=component,
             seconds=seconds,
+            allow_fallback=allow_fallback,
             progress=progress,
         )
     output.console.print(bench_table(result))

@@ -92,6 +92,15 @@ def parity_table(result: Verification, reference: str = "PyTorch") -> Table:
     return table
 
 
+def fallback_lines(result: Verification) -> list[str]:
+    """A sentence for each runtime that let another provider run attention."""
+    return [
+        f"{name} passed some of its attention on: {runtime.fallback}."
+        for name, runtime in result.runtimes.items()
+        if runtime.fallback
+    ]
+
+
 def unavailable_lines(reasons: Mapping[str, str], left_out: str) -> list[str]:
     """A sentence for each runtime of the bundle that cannot work here, safe from markup."""
     return [

@@ -20,6 +20,7 @@ class RuntimeResult:
         metric: the bundle's task score on this runtime; None where the bundle has none, or where
             the answers are wrong anyway.
         stands_in_for: the runtime that the graph is for, where another one ran it.
+        fallback: attention that another provider ran, where that was allowed.
     """
 
     runtime: str
@@ -28,6 +29,7 @@ class RuntimeResult:
     metric: float | None = None
     unscored: str = ""
     stands_in_for: str | None = None
+    fallback: str = ""
 
     @property
     def passed(self) -> bool:
@@ -61,6 +63,7 @@ class RuntimeResult:
             "metric": self.metric,
             "unscored": self.unscored,
             "stands_in_for": self.stands_in_for,
+            "fallback": self.fallback,
             "failures": self.failures if not self.passed else [],
         }
 

@@ -98,10 +98,14 @@ class Session(ABC):
         inputs: Sequence[TensorSpec],
         ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
-        """`ranges` bounds the symbolic sizes of the inputs, where they are bounded."""
+        """`ranges` bounds the symbolic sizes of the inputs, where they are bounded.
+
+        `fallback` is a clause on attention that another provider runs, where that was allowed.
+        """
         self.runtime = runtime
         self.inputs = tuple(inputs)
         self.ranges = dict(ranges or {})
+        self.fallback = ""
         self.closed = False
 
     def run(self, inputs: Mapping[str, NDArray[np.generic]]) -> Arrays:
@@ -146,12 +150,14 @@ class Session(ABC):
 class Runtime(Protocol):
     """What a module in this folder offers that runs graphs from files.
 
-    Attributes:
-        GRAPHS: the runtimes whose targets' graphs it runs, the best first.
+    NAME is what users call it; GRAPHS the runtimes whose targets' graphs it runs, the best first.
     """
 
-    NAME: str
-    GRAPHS: tuple[str, ...]
+    @property
+    def NAME(self) -> str: ...  # noqa: N802 - a module's constant
+
+    @property
+    def GRAPHS(self) -> tuple[str, ...]: ...  # noqa: N802
 
     def availability(self) -> Availability:
         """Whether it can work here; loads no model and never raises."""

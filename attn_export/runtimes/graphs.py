@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 
-from attn_export.errors import FileError, one_line
+from attn_export.errors import FileError, UsageError, one_line
 from attn_export.protos import graph_tensors
 from attn_export.runtimes.base import TensorSpec
 
@@ -39,13 +39,13 @@ def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def refuse_foreign(model: onnx.ModelProto, runtime: str) -> None:
-    """Raise FileError where a graph has operators that are not ONNX's own."""
+    """Raise UsageError where a graph has operators that are not ONNX's own."""
     found = [n for n in nodes(model.graph) if n.domain not in STANDARD]
     own = {(function.domain, function.name) for function in model.functions}
     foreign = [node for node in found if (node.domain, node.op_type) not in own]
     if foreign:
         first = foreign[0]
-        raise FileError(
+        raise UsageError(
             f"{runtime} has no {first.domain} ops, and the graph has {len(foreign)} of them, first"
             f" {first.op_type} '{first.name}'",
             "export with --lowering standard or decomposed, or for another --target",

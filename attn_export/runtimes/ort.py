@@ -50,10 +50,15 @@ def import_onnxruntime() -> Any:
 
 @dataclass(frozen=True)
 class Provider:
-    """An execution provider, and the options that it is made with."""
+    """An execution provider, and the options that it is made with.
+
+    Attributes:
+        devices: that a plugin listed; none for a provider that is part of ONNX Runtime.
+    """
 
     name: str
     options: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[Any, ...] = ()
 
 
 CPU = Provider("CPUExecutionProvider")
@@ -91,15 +96,7 @@ class OrtSession(Session):
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         if not optimize:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        # The providers first: onnxruntime replaces a missing one by the CPU with a mere warning.
-        missing = [p.name for p in providers if p.name not in ort.get_available_providers()]
-        if missing:
-            raise RuntimeUnavailable(
-                f"{missing[0]} is not part of the installed onnxruntime {ort.__version__}",
-                "install the package that has it, or ask for another runtime",
-            )
-        given = {"providers": [(p.name, dict(p.options)) for p in providers]}
-        self._open(model, options, given)
+        self._open(model, options, providers)
         first = providers[0].name
         if self._session.get_providers()[0] != first:
             raise RuntimeUnavailable(
@@ -114,12 +111,27 @@ class OrtSession(Session):
             )
         inputs = [_spec(argument) for argument in self._session.get_inputs()]
         super().__init__(runtime, inputs, ranges)
+        self.fallback = told(elsewhere, first) if elsewhere else ""
 
-    def _open(self, model: Path | bytes, options: Any, given: Mapping[str, Any]) -> None:
+    def _open(self, model: Path | bytes, options: Any, providers: Sequence[Provider]) -> None:
         ort = import_onnxruntime()
+        plugins = [p for p in providers if p.devices]
+        built_in = [p for p in providers if not p.devices]
+        # The providers first: onnxruntime replaces a missing one by the CPU with a mere warning.
+        missing = [p.name for p in built_in if p.name not in ort.get_available_providers()]
+        if missing:
+            raise RuntimeUnavailable(
+                f"{missing[0]} is not part of the installed onnxruntime {ort.__version__}",
+                "install the package that has it, or ask for another runtime",
+            )
+        for plugin in plugins:  # next to a list of providers they would be left out
+            options.add_provider_for_devices(list(plugin.devices), dict(plugin.options))
+        given = None if plugins else [(p.name, dict(p.options)) for p in built_in]
         source = model if isinstance(model, bytes) else str(model)
         try:
-            self._session = ort.InferenceSession(source, options, enable_fallback=0, **given)
+            self._session = ort.InferenceSession(
+                source, options, providers=given, enable_fallback=0
+            )
         except Exception as error:  # onnxruntime's own exceptions share no base class
             name = "the model" if isinstance(model, bytes) else model.name
             raise FileError(

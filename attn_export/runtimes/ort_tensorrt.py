@@ -91,8 +91,9 @@ def load(
     same options on the same device. A request outside of the ranges is refused.
 
     Raises:
-        FileError: the graph has com.microsoft ops, or ONNX Runtime refuses it.
-        UsageError: a size without a range, or an option that changes the precision.
+        FileError: ONNX Runtime refuses the graph.
+        UsageError: the graph has com.microsoft ops, a size has no range, or an option changes the
+            precision.
     """
     chosen = _prepared(model, options)
     compiled = Path(chosen.options["trt_engine_cache_path"], COMPILED)

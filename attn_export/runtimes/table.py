@@ -5,23 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from attn_export.errors import RuntimeUnavailable, UsageError
-from attn_export.runtimes import openvino, ort_cpu, ort_cuda, ort_tensorrt, torch_eager
+from attn_export.runtimes import (
+    onnx_reference,
+    openvino,
+    ort_cpu,
+    ort_cuda,
+    ort_ep,
+    ort_tensorrt,
+    torch_compile,
+    torch_eager,
+)
 from attn_export.runtimes.base import Availability, Runtime
 
 GRAPH_RUNTIMES: dict[str, Runtime] = {
-    runtime.NAME: runtime for runtime in (ort_cpu, ort_cuda, ort_tensorrt, openvino)
+    runtime.NAME: runtime for runtime in (ort_cpu, ort_cuda, ort_tensorrt, openvino, onnx_reference)
 }
-"""Those that run a graph from a file."""
+"""Those that run a graph from a file; the plugins `ort-ep:NAME` do too."""
 
 MODULE_RUNTIMES: dict[str, Callable[[], Availability]] = {
-    torch_eager.NAME: torch_eager.availability
+    torch_eager.NAME: torch_eager.availability,
+    torch_compile.NAME: torch_compile.availability,
 }
 """Those that run the PyTorch module itself -> whether they can."""
 
 
 def names() -> list[str]:
-    """Every runtime, whether it works here or not."""
-    return [*MODULE_RUNTIMES, *GRAPH_RUNTIMES]
+    """Every runtime, whether it works here or not, and the plugins that are installed."""
+    return [*MODULE_RUNTIMES, *GRAPH_RUNTIMES, *ort_ep.installed()]
 
 
 def find(runtime: str) -> Runtime:
@@ -30,6 +40,8 @@ def find(runtime: str) -> Runtime:
     Raises:
         UsageError: there is none of that name.
     """
+    if runtime.startswith(ort_ep.PREFIX):
+        return ort_ep.Plugin(runtime)
     if runtime not in GRAPH_RUNTIMES:
         raise UsageError(
             f"there is no runtime '{runtime}'", f"the runtimes are {', '.join(names())}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,14 +35,15 @@ class TorchSession(Session):
         inputs: Sequence[TensorSpec],
         outputs: Sequence[str],
         names: Mapping[str, str] | None = None,
+        runtime: str = NAME,
     ) -> None:
         """`names` is parameter -> input name, for those that differ.
 
         The module is put into eval mode, and back into its own when the session is closed.
         """
-        super().__init__(NAME, inputs)
+        super().__init__(runtime, inputs)
         self._parameters = {name: parameter for parameter, name in (names or {}).items()}
-        self._module: nn.Module | None = module
+        self._call: Callable[..., Any] | None = module
         self._modes = {child: child.training for child in module.modules()}
         module.eval()
         self._outputs = tuple(outputs)
@@ -52,10 +53,10 @@ class TorchSession(Session):
 
         from attn_export.outputs import named_tensors
 
-        assert self._module is not None
+        assert self._call is not None
         tensors = {self._parameters.get(name, name): torch.tensor(a) for name, a in inputs.items()}
         with torch.inference_mode():
-            values = [value.numpy() for _, value in named_tensors(self._module(**tensors))]
+            values = [value.numpy() for _, value in named_tensors(self._call(**tensors))]
         return dict(zip(self._outputs, values, strict=True))
 
     def placement(self) -> dict[str, int]:
@@ -65,10 +66,4 @@ class TorchSession(Session):
         for child, training in self._modes.items():
             child.training = training
         self._modes = {}
-        self._module = None
-
-
-def require() -> None:
-    """Raise RuntimeUnavailable where torch is not installed."""
-    found = availability()
-    found.require()
+        self._call = None
