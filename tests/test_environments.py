@@ -75,6 +75,36 @@ def test_production_verifies_without_torch(
     assert ended.json["runtimes"]["ort-cpu"]["metric"] == ended.json["metric"]["reference"]
 
 
+def test_doctor_works_without_torch(cpu_environment: Environment) -> None:
+    ended = call(cpu_environment, "doctor", "--json")
+    assert ended.code == 0, ended.stderr
+    found = ended.json["runtimes"]
+    assert found["ort-cpu"]["status"] == found["onnx-reference"]["status"] == "pass"
+    assert found["torch"]["status"] == found["torch-compile"]["status"] == "unavailable"
+    assert found["torch"]["fix"] == "run `pip install 'attn-export[export]'`"
+    assert found["ort-cuda"]["status"] == "unavailable"
+    assert found["ort-cuda"]["observed"]
+
+
+def test_doctor_says_that_nothing_runs_where_there_is_no_runtime(
+    base_environment: Environment,
+) -> None:
+    ended = call(base_environment, "doctor", "--runtime", "ort-cpu", "--json")
+    assert (ended.code, ended.json["passed"]) == (3, False)
+    assert (
+        "Error: ort-cpu is not available because no onnxruntime package is installed; run `pip"
+        in (ended.stderr)
+    )
+
+
+def test_doctor_finds_two_owners_of_onnxruntime(
+    cpu_environment: Environment, onnxruntime_twins: Path
+) -> None:
+    ended = call(cpu_environment, "doctor", "--runtime", "ort-cpu", path=onnxruntime_twins)
+    assert ended.code == 3
+    assert "are both installed and own the same folder; run `pip uninstall -y" in ended.stdout
+
+
 def test_production_says_no_to_a_wrong_bundle(
     cpu_environment: Environment, wrong_bundle: Path
 ) -> None:

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from attn_export.bench.benchmark import Benchmark
+from attn_export.doctor import Diagnosis
 from attn_export.parity.result import Verification
 
 
@@ -151,6 +152,34 @@ def bench_table(result: Benchmark) -> Table:
             f"{row.p99:.3f}", *rest, shown, str(row.runs),
         )  # fmt: skip
     return table
+
+
+def doctor_table(result: Diagnosis) -> Table:
+    """One row for each runtime."""
+    verdicts = {"pass": "[green]PASS[/]", "fail": "[red]FAIL[/]", "unavailable": "not available"}
+    table = _table("Runtimes of this machine", "runtime", "", "ms", "versions", "device", "driver",
+                   right=("ms",))  # fmt: skip
+    for found in result.findings:
+        versions = ", ".join(f"{name} {number}" for name, number in found.versions.items())
+        took = "" if found.ms is None else f"{found.ms:.0f}"
+        table.add_row(
+            found.runtime, verdicts[found.status], took, versions, found.device, found.driver
+        )
+    return table
+
+
+def doctor_lines(result: Diagnosis) -> list[str]:
+    """What was seen of each runtime that did not pass, and of the libraries of all."""
+    lines = []
+    for found in result.findings:
+        if found.status != "pass":
+            lines.append(f"{found.runtime}: {found.observed}; {found.fix}.")
+        here = [f"{name} ({path})" for name, path in found.libraries.items() if path]
+        if here:
+            lines.append(f"{found.runtime} libraries found: {', '.join(here)}")
+        if found.missing:
+            lines.append(f"{found.runtime} libraries missing: {', '.join(found.missing)}")
+    return lines
 
 
 def noise_lines(result: Benchmark) -> list[str]:

@@ -14,10 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from attn_export.errors import RuntimeUnavailable
 from attn_export.runtimes.elf import needed
 
 SYSTEM = re.compile(r"(ld-linux.*|lib(c|dl|m|rt|pthread|gcc_s|stdc\+\+))\.so(\.\d+)?$")
 NAMED = re.compile(r"(?P<stem>lib\w+)\.so\.(?P<major>\d+)")
+LOADER = Path("/etc/ld.so.conf")
 CONFIGURED = ("/lib", "/usr/lib", "/lib64", "/usr/lib64")
 WHEELS = ("nvidia/cu13/lib", "nvidia/*/lib", "tensorrt_libs")
 
@@ -28,6 +30,19 @@ def provider_library(provider: str) -> Path | None:
     folders = [] if spec is None else spec.submodule_search_locations or []
     paths = (Path(folder, "capi", f"libonnxruntime_providers_{provider}.so") for folder in folders)
     return next((path for path in paths if path.is_file()), None)
+
+
+def why_not_loaded(provider: str) -> str:
+    """What the loader says of a provider's library, in brackets; nothing where it has no fault."""
+    path = provider_library(provider.removesuffix("ExecutionProvider").lower())
+    if path is None:
+        return ""
+    try:
+        ctypes.CDLL(str(path))
+    except OSError as error:
+        # Found with all it needs, it still lacks the symbols of ONNX Runtime, its host.
+        return "" if "undefined symbol" in str(error) else f" ({error})"
+    return ""
 
 
 def wanted(library: Path) -> list[str]:
@@ -58,18 +73,19 @@ def _loader_folders() -> Iterator[Path]:
     for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
         if folder:
             yield Path(folder)
-    yield from _configured(Path("/etc/ld.so.conf"))
+    yield from configured(LOADER)
     yield from map(Path, CONFIGURED)
 
 
-def _configured(path: Path) -> Iterator[Path]:
+def configured(path: Path) -> Iterator[Path]:
+    """The folders that a configuration of the loader names, in its order (man 8 ldconfig)."""
     if not path.is_file():
         return
     for line in path.read_text().splitlines():
         word = line.partition("#")[0].strip()
         if word.startswith("include "):
             for part in sorted(Path("/").glob(word.split()[1].lstrip("/"))):
-                yield from _configured(part)
+                yield from configured(part)
         elif word:
             yield Path(word)
 
@@ -93,7 +109,7 @@ def preload(found: Mapping[str, str | None]) -> None:
     Each may need another one of them, so those that fail are tried again until none helps.
 
     Raises:
-        OSError: one that was found does not load.
+        RuntimeUnavailable: one that was found does not load.
     """
     folders = wheel_folders()
     left = [path for path in found.values() if path and Path(path).parent in folders]
@@ -101,9 +117,23 @@ def preload(found: Mapping[str, str | None]) -> None:
         failed: list[str] = []
         for path in left:
             try:
-                ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-            except OSError:
+                loaded(path)
+            except RuntimeUnavailable:
                 failed.append(path)
         if len(failed) == len(left):
-            ctypes.CDLL(failed[0], mode=ctypes.RTLD_GLOBAL)  # raises with the loader's reason
+            loaded(failed[0])  # raises
         left = failed
+
+
+def loaded(path: str) -> ctypes.CDLL:
+    """A library, loaded for all that is loaded after it.
+
+    Raises:
+        RuntimeUnavailable: it does not load.
+    """
+    try:
+        return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise RuntimeUnavailable(
+            f"a library does not load ({error})", "reinstall the package that it came with"
+        ) from error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from pathlib import Path
 
 from attn_export.errors import RuntimeUnavailable
 from attn_export.runtimes import libraries, nvidia
@@ -10,9 +12,8 @@ from attn_export.runtimes.base import Availability
 from attn_export.runtimes.ort import import_onnxruntime
 from attn_export.runtimes.packages import onnxruntime_owner, version
 
-EXTRAS = {"cuda": "cuda", "tensorrt": "tensorrt"}
-OPTIONAL = {"cuda": ["libcudnn.so.9"], "tensorrt": []}
-"""Loaded when first needed: nothing names it in the header, yet convolutions fail without it."""
+LAZY = {"cuda": ["libcudnn.so.9"], "tensorrt": []}
+"""Not named in the header since it is loaded when first needed, as by a convolution."""
 TENSORRT_WHEEL = "tensorrt-cu13==10.16.1.11"
 
 
@@ -23,34 +24,36 @@ def examine(runtime: str, provider: str, key: str) -> Availability:
     except RuntimeUnavailable as error:
         return Availability(runtime, False, error.observed, error.way_out)
     owner, number = onnxruntime_owner()
+    package = f"{owner} {number}"
     versions = {owner: number}
     if key == "tensorrt" and (installed := version("tensorrt-cu13")):
         versions["tensorrt-cu13"] = installed
     library = libraries.provider_library(key)
-    if provider not in ort.get_available_providers() or library is None:
-        return Availability(
-            runtime, False, f"{owner} {number} has no {provider}",
-            f"run `pip uninstall -y {owner} && pip install 'attn-export[{EXTRAS[key]}]'`",
-            versions,
-        )  # fmt: skip
-    names = libraries.wanted(library)
-    if key == "tensorrt":  # it is used next to the CUDA provider
-        names += libraries.wanted(library.with_name("libonnxruntime_providers_cuda.so"))
-    names = list(dict.fromkeys(names + OPTIONAL[key]))
-    found = libraries.locate(names)
+    found = {} if library is None else libraries.locate(_names(library, key))
     device, why = nvidia.device()
     if device is None:
         observed, fix = why, "run it on a machine with an NVIDIA GPU, or leave this runtime out"
+    elif provider not in ort.get_available_providers() or library is None:
+        observed = f"{package} has no {provider}"
+        fix = f"run `pip uninstall -y {owner} && pip install 'attn-export[{key}]'`"
     else:
-        observed, fix = diagnose(f"{owner} {number}", found, device.cuda, EXTRAS[key])
+        observed, fix = diagnose(package, found, device.cuda, key)
     return Availability(
         runtime, not observed, observed, fix, versions, found,
         str(device) if device else "", f"CUDA {device.cuda}" if device else "",
     )  # fmt: skip
 
 
+def _names(library: Path, key: str) -> list[str]:
+    """Libraries that a provider needs; the TensorRT one is used next to the CUDA one."""
+    names = libraries.wanted(library)
+    if key == "tensorrt":
+        names += libraries.wanted(library.with_name("libonnxruntime_providers_cuda.so"))
+    return list(dict.fromkeys([*names, *LAZY[key]]))
+
+
 def diagnose(
-    package: str, found: dict[str, str | None], driver_cuda: str, extra: str
+    package: str, found: Mapping[str, str | None], driver_cuda: str, extra: str
 ) -> tuple[str, str]:
     """What is wrong with the libraries or the driver, and the way out; nothing where all is well.
 
@@ -70,11 +73,9 @@ def diagnose(
             f"run `pip install {TENSORRT_WHEEL}`",
         )
     if missing:
-        seen = f"{package} needs {' and '.join(missing)}, not found"
+        seen = f"{package} needs {' and '.join(missing)}, which was not found"
         stray = next(filter(None, map(libraries.other_major, missing)), None)
-        if stray and any(name.startswith("libcu") for name in missing):
-            seen += f"; {stray[1]} is of another major version"
-        return seen, install
+        return f"{seen}, while {stray[1]} is of another major version" if stray else seen, install
     runtime = next((n for n in found if n.startswith("libcudart.so.")), "")
     major = re.sub(r"\D", "", runtime.rpartition(".")[2])
     if major and int(major) > int(driver_cuda.partition(".")[0]):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from attn_export.errors import FileError, RuntimeUnavailable, one_line
 from attn_export.runtimes.base import Arrays, Placed, Session, TensorSpec
+from attn_export.runtimes.libraries import why_not_loaded
 from attn_export.runtimes.packages import onnxruntime_owner
 from attn_export.runtimes.placement import counts, misplaced, told
 
@@ -101,8 +102,8 @@ class OrtSession(Session):
         if self._session.get_providers()[0] != first:
             raise RuntimeUnavailable(
                 f"{first} was asked for and ONNX Runtime runs on"
-                f" {self._session.get_providers()[0]}",
-                "see the log above for the library that is missing",
+                f" {self._session.get_providers()[0]}{why_not_loaded(first)}",
+                "reinstall the package that the provider or its library came with",
             )
         elsewhere = misplaced(self.nodes(), first)
         if elsewhere and not allow_fallback:
@@ -124,6 +125,8 @@ class OrtSession(Session):
                 f"{missing[0]} is not part of the installed onnxruntime {ort.__version__}",
                 "install the package that has it, or ask for another runtime",
             )
+        if providers[0] != CPU:  # a provider that does not load is told below, in one sentence
+            ort.set_default_logger_severity(4)
         for plugin in plugins:  # next to a list of providers they would be left out
             options.add_provider_for_devices(list(plugin.devices), dict(plugin.options))
         given = None if plugins else [(p.name, dict(p.options)) for p in built_in]

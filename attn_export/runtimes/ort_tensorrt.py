@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -106,7 +105,7 @@ def _prepared(model: Path | bytes, options: LoadOptions) -> Provider:
     graphs.refuse_foreign(graph, NAME)
     found.require()
     libraries.preload(found.libraries)
-    versions = f"{dict(found.versions)} TensorRT {tensorrt_version()}"
+    versions = f"{dict(found.versions)} TensorRT {tensorrt_version(found)}"
     return provider(model, graphs.inputs(graph), options, versions, found.device)
 
 
@@ -120,6 +119,7 @@ def _session(
     )  # fmt: skip
 
 
-def tensorrt_version() -> int:
-    """The number of the libnvinfer that is loaded, e.g. 101601."""
-    return int(ctypes.CDLL("libnvinfer.so.10").getInferLibVersion())
+def tensorrt_version(found: Availability) -> int:
+    """What libnvinfer says of itself, e.g. 101601: the engines are its own."""
+    path = next(str(p) for name, p in found.libraries.items() if name.startswith("libnvinfer.so"))
+    return int(libraries.loaded(path).getInferLibVersion())
