@@ -115,10 +115,14 @@ class Session(ABC):
             UsageError: an input is missing, unknown, or of another dtype, rank or size, or of
                 one out of range; or the session is closed.
         """
-        if self.closed:
-            raise UsageError(f"this {self.runtime} session is closed", "load the model again")
+        self.require_open()
         check_inputs(self.inputs, inputs, self.ranges)
         return self._run(inputs)
+
+    def require_open(self) -> None:
+        """Raise UsageError where the session is closed."""
+        if self.closed:
+            raise UsageError(f"this {self.runtime} session is closed", "load the model again")
 
     @abstractmethod
     def _run(self, inputs: Mapping[str, NDArray[np.generic]]) -> Arrays: ...
@@ -182,6 +186,16 @@ def check_inputs(
     ranges: Mapping[str, tuple[int, int]] | None = None,
 ) -> None:
     """Raise UsageError unless the inputs are those that the model takes."""
+    given = {name: (array.dtype.name, array.shape) for name, array in inputs.items()}
+    check_sizes(specs, given, ranges)
+
+
+def check_sizes(
+    specs: Sequence[TensorSpec],
+    inputs: Mapping[str, tuple[str, tuple[int, ...]]],
+    ranges: Mapping[str, tuple[int, int]] | None = None,
+) -> None:
+    """The same on dtype and shape alone, for tensors that lie on a device."""
     known = {spec.name for spec in specs}
     names = ", ".join(spec.name for spec in specs)
     for name in inputs:
@@ -191,7 +205,7 @@ def check_inputs(
     for spec in specs:
         if spec.name not in inputs:
             raise UsageError(f"input '{spec.name}' is missing", f"give all of {names}")
-        _check_input(spec, inputs[spec.name], sizes)
+        _check_input(spec, *inputs[spec.name], sizes)
     for size, (low, high) in (ranges or {}).items():
         if size in sizes and not low <= sizes[size][0] <= high:
             found, where = sizes[size]
@@ -202,20 +216,19 @@ def check_inputs(
 
 
 def _check_input(
-    spec: TensorSpec, array: NDArray[np.generic], sizes: dict[str, tuple[int, str]]
+    spec: TensorSpec, dtype: str, shape: tuple[int, ...], sizes: dict[str, tuple[int, str]]
 ) -> None:
-    if array.dtype != np.dtype(spec.dtype):
+    if dtype != spec.dtype:
         raise UsageError(
-            f"input '{spec.name}' is {array.dtype}, the model takes {spec.dtype}",
-            "convert it first",
+            f"input '{spec.name}' is {dtype}, the model takes {spec.dtype}", "convert it first"
         )
     wanted = "(" + ", ".join(map(str, spec.shape)) + ")"
-    if array.ndim != len(spec.shape):
+    if len(shape) != len(spec.shape):
         raise UsageError(
-            f"input '{spec.name}' has shape {array.shape}, the model takes {wanted}",
+            f"input '{spec.name}' has shape {shape}, the model takes {wanted}",
             f"give it {len(spec.shape)} axes",
         )
-    for axis, (size, expected) in enumerate(zip(array.shape, spec.shape, strict=True)):
+    for axis, (size, expected) in enumerate(zip(shape, spec.shape, strict=True)):
         if isinstance(expected, str):
             seen, where = sizes.setdefault(expected, (size, spec.name))
             if size != seen:

@@ -141,17 +141,27 @@ class OrtSession(Session):
                 f"ONNX Runtime {ort.__version__} refuses {name} ({one_line(error)})",
                 "export it again, or with another --lowering",
             ) from error
-        self._outputs = [output.name for output in self._session.get_outputs()]
+        self.outputs = [output.name for output in self._session.get_outputs()]
 
     def _run(self, inputs: Mapping[str, NDArray[np.generic]]) -> Arrays:
         try:
-            values = self._session.run(self._outputs, dict(inputs))
+            values = self._session.run(self.outputs, dict(inputs))
         except Exception as error:  # onnxruntime's own exceptions share no base class
             raise FileError(
                 f"ONNX Runtime failed on the model ({one_line(error)})",
                 "export it again, or with another --lowering",
             ) from error
-        return dict(zip(self._outputs, values, strict=True))
+        return dict(zip(self.outputs, values, strict=True))
+
+    @property
+    def inference_session(self) -> Any:
+        """The `onnxruntime.InferenceSession` itself.
+
+        Raises:
+            UsageError: the session is closed.
+        """
+        self.require_open()
+        return self._session
 
     def placement(self) -> dict[str, int]:
         return counts(self.nodes())
@@ -172,9 +182,18 @@ def _spec(argument: Any) -> TensorSpec:
         size if isinstance(size, int) or size not in (None, "", "?") else f"?{argument.name}.{axis}"
         for axis, size in enumerate(argument.shape)
     )
-    if argument.type not in DTYPES:
+    return TensorSpec(argument.name, dtype_of(argument.type, argument.name), shape)
+
+
+def dtype_of(kind: str, name: str = "") -> str:
+    """`tensor(float)` -> `float32`.
+
+    Raises:
+        FileError: numpy has no such type.
+    """
+    if kind not in DTYPES:
         raise FileError(
-            f"input '{argument.name}' is a {argument.type}, which numpy does not have",
-            "export the model with inputs of another dtype",
+            f"tensor '{name}' is a {kind}, which numpy does not have",
+            "export the model with inputs and outputs of another dtype",
         )
-    return TensorSpec(argument.name, DTYPES[argument.type], shape)
+    return DTYPES[kind]
