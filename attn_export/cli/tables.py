@@ -58,6 +58,21 @@ def print_account(console: Console, account: Mapping[str, Any], notes: Sequence[
         console.print(f"Note: {note}.")
 
 
+def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
+    """Where each site of an account ran, from `inspect --runtime --json`."""
+    table = _table(f"On {placement['runtime']}", "site", "provider", "op", "ran", "kernel")
+    for site in placement["sites"]:
+        if site["node"] is None:
+            table.add_row(site["name"], "taken apart, or not told", "", "", "")
+            continue
+        kernel = site["kernel"] or "the provider does not say"
+        ran = "yes" if site["ran"] else "not recorded"
+        table.add_row(site["name"], site["provider"], site["op"], ran, kernel)
+    console.print(table)
+    if placement["note"]:
+        console.print(f"Note: {placement['note']}.")
+
+
 def other_lines(account: Mapping[str, Any]) -> list[str]:
     """What is no softmax over keys, counted by kind, and what became an op of its own."""
     lines = []

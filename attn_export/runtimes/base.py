@@ -68,12 +68,15 @@ class LoadOptions:
         cache: folder for what is compiled once a machine, such as TensorRT's engines.
         provider: options of the execution provider, over those that the runtime chooses.
         allow_fallback: attention nodes may run on another provider than the one asked for.
+        trace: folder for a record of every node that ran, written when the session is closed;
+            slower, and the log is long.
     """
 
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     cache: Path | None = None
     provider: Mapping[str, str] = field(default_factory=dict)
     allow_fallback: bool = False
+    trace: Path | None = None
 
 
 DEFAULTS = LoadOptions()

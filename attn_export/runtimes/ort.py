@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attn_export.errors import FileError, RuntimeUnavailable, one_line
-from attn_export.runtimes.base import Arrays, Placed, Session, TensorSpec
+from attn_export.runtimes.base import DEFAULTS, Arrays, LoadOptions, Placed, Session, TensorSpec
 from attn_export.runtimes.libraries import why_not_loaded
 from attn_export.runtimes.packages import onnxruntime_owner
 from attn_export.runtimes.placement import counts, misplaced, told
@@ -74,8 +74,9 @@ class OrtSession(Session):
         model: Path | bytes,
         providers: Sequence[Provider],
         threads: int,
+        asked: LoadOptions = DEFAULTS,
+        *,
         optimize: bool = True,
-        allow_fallback: bool = False,
         ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
         """Load a model from a path (external data beside it) or from serialized bytes.
@@ -95,6 +96,11 @@ class OrtSession(Session):
         options.inter_op_num_threads = 1
         options.log_severity_level = 4  # errors are raised, and told in one sentence
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        if asked.trace:
+            options.enable_profiling = True
+            options.profile_file_prefix = str(asked.trace / "profile")
+            options.log_severity_level = 0
+        self._traced = asked.trace is not None
         if not optimize:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         self._open(model, options, providers)
@@ -106,7 +112,7 @@ class OrtSession(Session):
                 "reinstall the package that the provider or its library came with",
             )
         elsewhere = misplaced(self.nodes(), first)
-        if elsewhere and not allow_fallback:
+        if elsewhere and not asked.allow_fallback:
             raise RuntimeUnavailable(
                 told(elsewhere, first), "allow that with --allow-fallback, or export it again"
             )
@@ -125,7 +131,9 @@ class OrtSession(Session):
                 f"{missing[0]} is not part of the installed onnxruntime {ort.__version__}",
                 "install the package that has it, or ask for another runtime",
             )
-        if providers[0] != CPU:  # a provider that does not load is told below, in one sentence
+        if self._traced:
+            ort.set_default_logger_severity(0)
+        elif providers[0] != CPU:  # a provider that does not load is told in one sentence
             ort.set_default_logger_severity(4)
         for plugin in plugins:  # next to a list of providers they would be left out
             options.add_provider_for_devices(list(plugin.devices), dict(plugin.options))
@@ -174,6 +182,8 @@ class OrtSession(Session):
         ]
 
     def _close(self) -> None:
+        if self._traced:
+            self._session.end_profiling()
         self._session = None
 
 

@@ -31,4 +31,4 @@ def load(
     optimize: bool = True,
 ) -> OrtSession:
     """As `Runtime.load`; `optimize=False` turns graph optimisations off, as a reference needs."""
-    return OrtSession(NAME, model, [CPU], threads or cores(), optimize)
+    return OrtSession(NAME, model, [CPU], threads or cores(), options, optimize=optimize)

@@ -39,6 +39,4 @@ def load(
     found.require()
     libraries.preload(found.libraries)
     chosen = [provider(options), CPU]
-    return OrtSession(
-        NAME, model, chosen, threads or cores(), allow_fallback=options.allow_fallback
-    )
+    return OrtSession(NAME, model, chosen, threads or cores(), options)

@@ -69,9 +69,7 @@ class Plugin:
         self.availability().require()
         name, devices = self._registered()
         chosen = Provider(name, options.provider, tuple(devices))
-        return OrtSession(
-            self.NAME, model, [chosen], threads or cores(), allow_fallback=options.allow_fallback
-        )
+        return OrtSession(self.NAME, model, [chosen], threads or cores(), options)
 
     def _registered(self) -> tuple[str, list[Any]]:
         """The provider's name and its devices.

@@ -113,10 +113,7 @@ def _session(
     model: Path | bytes, chosen: Provider, threads: int | None, options: LoadOptions
 ) -> OrtSession:
     providers = [chosen, ort_cuda.provider(DEFAULTS), CPU]
-    return OrtSession(
-        NAME, model, providers, threads or cores(),
-        allow_fallback=options.allow_fallback, ranges=options.ranges,
-    )  # fmt: skip
+    return OrtSession(NAME, model, providers, threads or cores(), options, ranges=options.ranges)
 
 
 def tensorrt_version(found: Availability) -> int:

@@ -10,7 +10,7 @@ import pytest
 from attn_export.doctor_probe import graph
 from attn_export.errors import RuntimeUnavailable
 from attn_export.runtimes import ort_cpu
-from attn_export.runtimes.base import Placed
+from attn_export.runtimes.base import LoadOptions, Placed
 from attn_export.runtimes.ort import CPU, OrtSession
 from attn_export.runtimes.placement import counts, is_attention, misplaced, told
 
@@ -77,5 +77,5 @@ def test_a_session_that_places_attention_elsewhere_is_refused_unless_that_is_all
         "SomeExecutionProvider runs Attention 'attention', not CPUExecutionProvider;"
         " allow that with --allow-fallback, or export it again."
     )
-    with Elsewhere("ort-some", model, [CPU], 1, allow_fallback=True) as session:
+    with Elsewhere("ort-some", model, [CPU], 1, LoadOptions(allow_fallback=True)) as session:
         assert session.fallback.startswith("SomeExecutionProvider runs Attention")
