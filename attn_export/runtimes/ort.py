@@ -184,6 +184,7 @@ class OrtSession(Session):
     def _close(self) -> None:
         if self._traced:
             self._session.end_profiling()
+            import_onnxruntime().set_default_logger_severity(2)  # as ONNX Runtime starts with
         self._session = None
 
 
