@@ -22,8 +22,12 @@ def read(model: Path | bytes) -> onnx.ModelProto:
     """
     try:
         if isinstance(model, bytes):
-            return onnx.load_from_string(model)
-        return onnx.load(model, load_external_data=False)
+            found = onnx.load_from_string(model)
+        else:
+            found = onnx.load(model, load_external_data=False)
+        if not found.ir_version:  # an empty file parses
+            raise ValueError("it has no ir_version")
+        return found
     except Exception as error:  # protobuf's DecodeError is not part of its public interface
         name = "the model" if isinstance(model, bytes) else str(model)
         raise FileError(f"{name} does not parse ({one_line(error)})", "export it again") from error

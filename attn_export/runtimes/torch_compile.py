@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sysconfig
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,7 +54,9 @@ class CompiledSession(TorchSession):
         import torch
 
         super().__init__(module, inputs, outputs, names, NAME)
-        self._call = torch.compile(module)
+        with warnings.catch_warnings():  # PyTorch uses what it deprecates when it starts
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._call = torch.compile(module)
 
     def _run(self, inputs: Mapping[str, NDArray[np.generic]]) -> Arrays:
         from torch._dynamo.exc import TorchDynamoException
