@@ -18,7 +18,7 @@ from attn_export.errors import (
 )
 from attn_export.parity.compare import Comparison, compare_outputs, failed
 from attn_export.parity.detections import align, score_allowance
-from attn_export.parity.metrics import evaluate, read_metric
+from attn_export.parity.metrics import BATCH, evaluate, read_metric
 from attn_export.parity.result import RuntimeResult, Verification
 from attn_export.parity.tolerance import Array, Group, rms, split
 from attn_export.reference import Case
@@ -169,7 +169,8 @@ def score(bundle: bundles.Bundle, sessions: Mapping[str, Session]) -> float:
     """The bundle's task score on the sessions of its components."""
     inputs, target = read_metric(bundle.path / bundles.METRIC)
     runs = {component: session.run for component, session in sessions.items()}
-    return evaluate(bundle.manifest, runs, inputs, target)
+    bounds = [session.ranges.get("batch", (1, BATCH))[1] for session in sessions.values()]
+    return evaluate(bundle.manifest, runs, inputs, target, min([BATCH, *bounds]))
 
 
 def _rows(bundle: bundles.Bundle, case: Case) -> Iterator[tuple[str, Case]]:

@@ -86,6 +86,33 @@ def test_doctor_works_without_torch(cpu_environment: Environment) -> None:
     assert found["ort-cuda"]["observed"]
 
 
+FALLBACK = """
+from attn_export.doctor_probe import graph
+from attn_export.errors import RuntimeUnavailable
+from attn_export.runtimes.base import LoadOptions
+from attn_export.runtimes.ort import CPU, OrtSession, Provider
+
+model, providers = graph().SerializeToString(), [Provider("AzureExecutionProvider"), CPU]
+try:
+    OrtSession("ort-azure", model, providers, 1)
+except RuntimeUnavailable as error:
+    print(error)
+with OrtSession("ort-azure", model, providers, 1, LoadOptions(allow_fallback=True)) as session:
+    print(session.inference_session.get_providers()[0], session.fallback)
+"""
+
+
+def test_a_provider_that_loads_and_leaves_attention_to_the_cpu_is_refused(
+    cpu_environment: Environment,
+) -> None:
+    """The Azure provider of the CPU package is first in the session's list, and runs no node."""
+    told = "CPUExecutionProvider runs Attention 'attention', not AzureExecutionProvider"
+    assert evaluate(cpu_environment.python, FALLBACK).splitlines() == [
+        f"{told}; allow that with --allow-fallback, or export it again.",
+        f"AzureExecutionProvider {told}",
+    ]
+
+
 def test_doctor_says_that_nothing_runs_where_there_is_no_runtime(
     base_environment: Environment,
 ) -> None:
