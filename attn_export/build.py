@@ -18,6 +18,9 @@ from attn_export.parity.cases import build_cases, run_arrays, sizes_of
 from attn_export.parity.caveats import fast_path_note, rows_mix
 from attn_export.parity.metrics import KINDS, evaluate, write_metric
 from attn_export.parity.tolerance import Group
+from attn_export.parity.trace import FILE as TRACE
+from attn_export.parity.trace import write_trace
+from attn_export.parity.tracing import trace_all
 from attn_export.reference import Case, write_cases
 from attn_export.runtimes.packages import onnxruntime_owner
 from attn_export.source import Source, eval_mode, resolve, restore_mode
@@ -135,6 +138,10 @@ def _export_into(
             files[file] = model
             described.append(manifests.describe_target(TARGETS[target], component, file, account))
 
+    lowered = {entry["file"]: entry["component"] for entry in described}
+    traced, gaps = trace_all(graphs, [(lowered[name], m) for name, m in files.items()],
+                             cases, progress)  # fmt: skip
+    notes += gaps
     progress("writing the bundle")
     manifest = manifests.assemble(source.name, source.origin, graphs, described, notes)
     manifest["seed"] = SEED
@@ -142,6 +149,8 @@ def _export_into(
         manifest["rows_mix"] = mixed
     write_graphs(folder, files, bundles.WEIGHTS)
     write_cases(folder / bundles.REFERENCE, cases, groups)
+    if traced:
+        write_trace(folder / TRACE, traced)
     for component, graph in graphs.items():
         if graph.spec.metric is not None:
             progress("scoring PyTorch on the held-out samples")

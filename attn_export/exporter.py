@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
+from torch.onnx import ONNXProgram
 
 from attn_export.errors import ExportError, one_line
 from attn_export.export_checks import refuse_other_precisions, refuse_randomness
@@ -35,11 +36,13 @@ class Graph:
         model: opset 23, dynamic sizes named as in `spec.dynamic`.
         spec: as given, with its defaults filled in: dynamic axes, output names, widened examples.
         notes: what the owner of the model should know.
+        program: as the exporter decomposed it: values of `model` are named after its nodes.
     """
 
     model: ir.Model
     spec: ExportSpec
     notes: list[str] = field(default_factory=list)
+    program: ExportedProgram | None = None
 
 
 def to_onnx(spec: ExportSpec) -> Graph:
@@ -50,7 +53,9 @@ def to_onnx(spec: ExportSpec) -> Graph:
     """
     with exporter_state():
         traced = trace(spec)
-        return finish(convert(traced.program), traced)
+        converted = to_program(traced.program)
+        graph = finish(converted.model, traced)
+        return replace(graph, program=converted.exported_program)
 
 
 @dataclass
@@ -194,7 +199,14 @@ def _trace(spec: ExportSpec) -> ExportedProgram:
 def convert(
     program: ExportedProgram, opset: int = OPSET, table: Translations | None = None
 ) -> ir.Model:
-    """The program as PyTorch's exporter writes it.
+    """The program as PyTorch's exporter writes it; arguments and errors are `to_program`'s."""
+    return to_program(program, opset, table).model
+
+
+def to_program(
+    program: ExportedProgram, opset: int = OPSET, table: Translations | None = None
+) -> ONNXProgram:
+    """The program as PyTorch's exporter writes it, with the decomposed one that it wrote.
 
     Args:
         table: ONNX forms of operators in place of the exporter's; `translations()` by default.
@@ -219,7 +231,7 @@ def convert(
         ) from error
     if converted is None:
         raise ExportError("PyTorch's ONNX exporter returned nothing", "report this model")
-    return converted.model
+    return converted
 
 
 def _batch(inputs: Mapping[str, Tensor]) -> int:

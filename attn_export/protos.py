@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
+from onnx.external_data_helper import load_external_data_for_model
 
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
@@ -36,6 +38,17 @@ def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]
             for graph in (attribute.g, *attribute.graphs):
                 yield from _constants(graph)
                 yield from _node_tensors(graph.node)
+
+
+def with_weights(data: bytes, folder: Path) -> bytes:
+    """A serialized model with the weights inside that it keeps in files of `folder`.
+
+    Raises:
+        ValueError: it takes more than the 2 GB that a protobuf may hold.
+    """
+    model = onnx.load_model_from_string(data)
+    load_external_data_for_model(model, str(folder))
+    return bytes(model.SerializeToString())
 
 
 def in_double(model: onnx.ModelProto) -> None:

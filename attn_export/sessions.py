@@ -9,7 +9,14 @@ from typing import Any
 from attn_export import bundle as bundles
 from attn_export.errors import UsageError
 from attn_export.runtimes import ort_cpu, table, torch_compile
-from attn_export.runtimes.base import DEFAULTS, LoadOptions, Session, TensorSpec
+from attn_export.runtimes.base import (
+    DEFAULTS,
+    Graph,
+    GraphBytes,
+    LoadOptions,
+    Session,
+    TensorSpec,
+)
 from attn_export.runtimes.torch_eager import TorchSession
 
 STAND_IN = ort_cpu.NAME
@@ -22,8 +29,13 @@ def load(
     threads: int | None = None,
     source: str | None = None,
     options: LoadOptions = DEFAULTS,
+    graph: bytes | None = None,
 ) -> Session:
-    """A session of one component on one runtime; `source` is torch's, instead of the manifest's.
+    """A session of one component on one runtime.
+
+    Args:
+        source: torch's, instead of the manifest's.
+        graph: serialized, with the bundle's weights; runs instead of the bundle's own.
 
     Raises:
         UsageError: an unknown runtime, or one that the bundle was not exported for.
@@ -36,7 +48,11 @@ def load(
     target = bundle.target_for(found.GRAPHS, component)
     if not options.ranges:
         options = replace(options, ranges=_ranges(bundle, component))
-    return found.load(bundle.model_path(target), threads, options)
+    return found.load(_model(bundle, target, graph), threads, options)
+
+
+def _model(bundle: bundles.Bundle, target: Mapping[str, Any], graph: bytes | None) -> Graph:
+    return bundle.model_path(target) if graph is None else GraphBytes(graph, bundle.path)
 
 
 def _ranges(bundle: bundles.Bundle, component: str) -> dict[str, tuple[int, int]]:
@@ -49,12 +65,14 @@ def _ranges(bundle: bundles.Bundle, component: str) -> dict[str, tuple[int, int]
     }
 
 
-def load_stand_in(bundle: bundles.Bundle, target: Mapping[str, Any]) -> Session:
+def load_stand_in(
+    bundle: bundles.Bundle, target: Mapping[str, Any], graph: bytes | None = None
+) -> Session:
     """The graph of a target whose runtime is not here, on ONNX Runtime's CPU provider.
 
     What that shows is that the graph computes what PyTorch does, not that the runtime would.
     """
-    return ort_cpu.load(bundle.model_path(target))
+    return ort_cpu.load(_model(bundle, target, graph))
 
 
 def _load_torch(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +18,15 @@ from attn_export.errors import (
     UsageError,
     one_line,
 )
+from attn_export.localise import localise
 from attn_export.parity.compare import Comparison, compare_outputs, failed
 from attn_export.parity.detections import align, score_allowance
 from attn_export.parity.metrics import BATCH, evaluate, read_metric
 from attn_export.parity.result import RuntimeResult, Verification
 from attn_export.parity.tolerance import Array, Group, rms, split
+from attn_export.parity.yardstick import Progress
 from attn_export.reference import Case
+from attn_export.runtimes import table
 from attn_export.runtimes.base import DEFAULTS, LoadOptions, Session
 from attn_export.runtimes.table import available
 from attn_export.sessions import STAND_IN, load, load_stand_in
@@ -35,6 +40,8 @@ def verify(
     atol: float | None = None,
     stand_ins: bool = False,
     allow_fallback: bool = False,
+    bisect: bool = True,
+    progress: Progress = lambda _: None,
 ) -> Verification:
     """Compare each runtime's answers with the PyTorch outputs that the bundle carries.
 
@@ -45,6 +52,7 @@ def verify(
         allow_fallback: let another provider than the one asked for run attention, and say so.
         rtol, atol: replace the stored allowance of each group by atol + rtol * rms(reference);
             both or neither.
+        bisect: where a runtime is wrong, find the first value inside of the graph that is.
 
     Raises:
         FileError: the bundle is bad.
@@ -67,11 +75,15 @@ def verify(
         groups = found.groups()
         cases = [_overridden(case, groups[case.component], rtol, atol) for case in cases]
     options = LoadOptions(allow_fallback=allow_fallback)
-    results = {name: verify_runtime(found, name, cases, options=options) for name in names}
+
+    def result(name: str, stand_in: bool = False) -> RuntimeResult:
+        checked = verify_runtime(found, name, cases, stand_in=stand_in, options=options)
+        return with_drift(found, name, checked, cases, progress, options) if bisect else checked
+
+    results = {name: result(name) for name in names}
     if stand_ins:
         for name in missing:
-            result = verify_runtime(found, name, cases, stand_in=True)
-            results[f"{name} (stand-in: {STAND_IN})"] = result
+            results[f"{name} (stand-in: {STAND_IN})"] = result(name, stand_in=True)
     return Verification(
         tuple(case.name for case in cases),
         results,
@@ -142,21 +154,54 @@ def check_session(
 ) -> Iterator[tuple[str, Comparison]]:
     """Compare a session's answers on each case, and on each row of its batch alone."""
     for case in cases:
-        groups = bundle.groups()[case.component]
-        modes = bundle.compare_modes()[case.component]
-        for label, part in [(case.name, case), *_rows(bundle, case)]:
+        for label, part in _parts(bundle, case):
             try:
                 outputs = session.run(part.inputs)
             except Exception as error:  # the exceptions of runtimes share no base class
                 problem = f"the runtime raised {_told(error)}"
                 yield from ((label, failed(name, problem)) for name in part.outputs)
                 continue
-            for name, mode in modes.items():
-                if mode == "detections" and name in outputs and name in part.outputs:
-                    edge = 2 * score_allowance(part.allowed[name], groups[name])
-                    outputs[name] = align(outputs[name], part.outputs[name], edge)
-            for result in compare_outputs(outputs, part.outputs, part.allowed, part.truth, groups):
-                yield label, result
+            yield from ((label, result) for result in judge(bundle, part, outputs))
+
+
+def judge(bundle: bundles.Bundle, case: Case, outputs: dict[str, Array]) -> list[Comparison]:
+    """Compare outputs with those of a case."""
+    groups = bundle.groups()[case.component]
+    for name, mode in bundle.compare_modes()[case.component].items():
+        if mode == "detections" and name in outputs and name in case.outputs:
+            edge = 2 * score_allowance(case.allowed[name], groups[name])
+            outputs[name] = align(outputs[name], case.outputs[name], edge)
+    return compare_outputs(outputs, case.outputs, case.allowed, case.truth, groups)
+
+
+def _parts(bundle: bundles.Bundle, case: Case) -> list[tuple[str, Case]]:
+    return [(case.name, case), *_rows(bundle, case)]
+
+
+def with_drift(
+    bundle: bundles.Bundle,
+    runtime: str,
+    result: RuntimeResult,
+    cases: Sequence[Case],
+    progress: Progress = lambda _: None,
+    options: LoadOptions = DEFAULTS,
+) -> RuntimeResult:
+    """The result with the first value inside of the graph that is wrong, where an output is."""
+    if result.passed or runtime in table.MODULE_RUNTIMES:
+        return result
+
+    def start(component: str, graph: bytes) -> Session:
+        if result.stands_in_for:
+            return load_stand_in(bundle, bundle.target_for([runtime], component), graph)
+        return load(bundle, runtime, component, options=options, graph=graph)
+
+    parts = {label: part for case in cases for label, part in _parts(bundle, case)}
+    try:
+        drift = localise(bundle, runtime, result.comparisons, parts, partial(judge, bundle), start,
+                         progress)  # fmt: skip
+    except AttnExportError as error:  # the verdict stands; only its place is not told
+        return replace(result, undrifted=f"where it drifts first is not known: {error.observed}")
+    return replace(result, drift=drift)
 
 
 def _told(error: Exception) -> str:

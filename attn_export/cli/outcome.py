@@ -23,7 +23,11 @@ def report(outcome: Outcome, requirement: Requirement, output: Output) -> None:
             console.print(line)
     console.print(tables.parity_table(outcome.verification))
     lines = tables.unavailable_lines(outcome.verification.unavailable, "run")
-    for line in [*tables.metric_lines(outcome.verification), *lines]:
+    for line in [
+        *tables.drift_lines(outcome.verification),
+        *tables.metric_lines(outcome.verification),
+        *lines,
+    ]:
         console.print(line)
     if outcome.benchmark:
         console.print(tables.bench_table(outcome.benchmark))

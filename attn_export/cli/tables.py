@@ -117,6 +117,16 @@ def fallback_lines(result: Verification) -> list[str]:
     ]
 
 
+def drift_lines(result: Verification) -> list[str]:
+    """Where each runtime that is wrong goes wrong first, safe from markup."""
+    lines = []
+    for name, runtime in result.runtimes.items():
+        told = runtime.drift.lines() if runtime.drift else []
+        told += [f"{runtime.undrifted}."] if runtime.undrifted else []
+        lines += [escape(f"{name}: {line}") for line in told]
+    return lines
+
+
 def unavailable_lines(reasons: Mapping[str, str], left_out: str) -> list[str]:
     """A sentence for each runtime of the bundle that cannot work here, safe from markup."""
     return [

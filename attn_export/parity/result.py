@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from attn_export.parity.compare import Comparison
+from attn_export.parity.drift import Drift
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class RuntimeResult:
             the answers are wrong anyway.
         stands_in_for: the runtime that the graph is for, where another one ran it.
         fallback: attention that another provider ran, where that was allowed.
+        drift: the first value inside of the graph that is wrong, where an output is.
+        undrifted: why that was not found.
     """
 
     runtime: str
@@ -30,6 +33,8 @@ class RuntimeResult:
     unscored: str = ""
     stands_in_for: str | None = None
     fallback: str = ""
+    drift: Drift | None = None
+    undrifted: str = ""
 
     @property
     def passed(self) -> bool:
@@ -65,6 +70,7 @@ class RuntimeResult:
             "stands_in_for": self.stands_in_for,
             "fallback": self.fallback,
             "failures": self.failures if not self.passed else [],
+            "first_drift": self.drift.to_json() if self.drift else None,
         }
 
 

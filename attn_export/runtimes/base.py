@@ -21,6 +21,26 @@ Arrays = dict[str, NDArray[np.generic]]
 
 
 @dataclass(frozen=True)
+class GraphBytes:
+    """A serialized model whose weights lie in files of another folder.
+
+    A path cannot say this: ONNX Runtime refuses weights outside of the model's own folder, links
+    included.
+    """
+
+    data: bytes
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return "the graph with its intermediate values"
+
+
+Graph = Path | bytes | GraphBytes
+"""A path with the weights beside it, or a serialized model."""
+
+
+@dataclass(frozen=True)
 class TensorSpec:
     """Name, numpy dtype name and shape of an input or output; a symbolic size is a string."""
 
@@ -170,9 +190,9 @@ class Runtime(Protocol):
         """Whether it can work here; loads no model and never raises."""
 
     def load(
-        self, model: Path | bytes, threads: int | None = None, options: LoadOptions = DEFAULTS
+        self, model: Graph, threads: int | None = None, options: LoadOptions = DEFAULTS
     ) -> Session:
-        """A session of a graph, from its path (weights beside it) or from its bytes.
+        """A session of a graph.
 
         Args:
             threads: as many cores as this process may use, where it is left out.

@@ -6,31 +6,51 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
+from onnx.external_data_helper import load_external_data_for_model
 
 from attn_export.errors import FileError, UsageError, one_line
 from attn_export.protos import graph_tensors
-from attn_export.runtimes.base import TensorSpec
+from attn_export.runtimes.base import Graph, GraphBytes, TensorSpec
 
 STANDARD = ("", "ai.onnx")
 
 
-def read(model: Path | bytes) -> onnx.ModelProto:
+def read(model: Graph) -> onnx.ModelProto:
     """The graph without its external weights.
 
     Raises:
         FileError: it does not parse.
     """
     try:
-        if isinstance(model, bytes):
-            found = onnx.load_from_string(model)
-        else:
+        if isinstance(model, Path):
             found = onnx.load(model, load_external_data=False)
+        else:
+            found = onnx.load_from_string(model if isinstance(model, bytes) else model.data)
         if not found.ir_version:  # an empty file parses
             raise ValueError("it has no ir_version")
         return found
     except Exception as error:  # protobuf's DecodeError is not part of its public interface
-        name = "the model" if isinstance(model, bytes) else str(model)
+        name = "the model" if isinstance(model, bytes) else model.name
         raise FileError(f"{name} does not parse ({one_line(error)})", "export it again") from error
+
+
+def whole(model: Graph) -> onnx.ModelProto:
+    """The graph with its weights.
+
+    Raises:
+        FileError: it does not parse.
+    """
+    found = read(model)
+    if folder := weight_folder(model):
+        load_external_data_for_model(found, str(folder))
+    return found
+
+
+def weight_folder(model: Graph) -> Path | None:
+    """Where its external weights lie."""
+    if isinstance(model, Path):
+        return model.parent
+    return model.folder if isinstance(model, GraphBytes) else None
 
 
 def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -16,6 +15,7 @@ from attn_export.runtimes.base import (
     DEFAULTS,
     Arrays,
     Availability,
+    Graph,
     LoadOptions,
     Placed,
     Session,
@@ -69,7 +69,7 @@ class ReferenceSession(Session):
 
 
 def load(
-    model: Path | bytes, threads: int | None = None, options: LoadOptions = DEFAULTS
+    model: Graph, threads: int | None = None, options: LoadOptions = DEFAULTS
 ) -> ReferenceSession:
     """As `Runtime.load`; numpy uses the threads that it likes.
 
@@ -77,5 +77,4 @@ def load(
         UsageError: the graph has ops that are not ONNX's own.
     """
     graphs.refuse_foreign(graphs.read(model), NAME)
-    whole = onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load(model)
-    return ReferenceSession(whole)
+    return ReferenceSession(graphs.whole(model))

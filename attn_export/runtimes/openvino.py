@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attn_export.errors import FileError, RuntimeUnavailable, one_line
+from attn_export.protos import with_weights
 from attn_export.runtimes.base import (
     DEFAULTS,
     Arrays,
     Availability,
+    Graph,
+    GraphBytes,
     LoadOptions,
     Session,
     TensorSpec,
@@ -57,8 +59,8 @@ def _import() -> Any:
 class OpenVinoSession(Session):
     """A model compiled for the CPU; computed in float32, where OpenVINO may choose bfloat16."""
 
-    def __init__(self, model: Path | bytes, threads: int) -> None:
-        """Load a model from a path (external data beside it) or from serialized bytes.
+    def __init__(self, model: Graph, threads: int) -> None:
+        """Load a model from a path (external data beside it) or serialized.
 
         Raises:
             RuntimeUnavailable: openvino is not installed.
@@ -66,7 +68,10 @@ class OpenVinoSession(Session):
         """
         core = _import().Core()
         config = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
-        source = model if isinstance(model, bytes) else str(model)
+        if isinstance(model, GraphBytes):  # a buffer has no folder where weights could be found
+            source: bytes | str = with_weights(model.data, model.folder)
+        else:
+            source = model if isinstance(model, bytes) else str(model)
         try:
             self._compiled = core.compile_model(core.read_model(source), DEVICE, config)
         except RuntimeError as error:
@@ -111,7 +116,7 @@ def _spec(port: Any) -> TensorSpec:
 
 
 def load(
-    model: Path | bytes, threads: int | None = None, options: LoadOptions = DEFAULTS
+    model: Graph, threads: int | None = None, options: LoadOptions = DEFAULTS
 ) -> OpenVinoSession:
     """As `Runtime.load`."""
     found = availability()

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attn_export.errors import FileError, RuntimeUnavailable, one_line
-from attn_export.runtimes.base import DEFAULTS, Arrays, LoadOptions, Placed, Session, TensorSpec
+from attn_export.runtimes.base import (
+    DEFAULTS,
+    Arrays,
+    Graph,
+    GraphBytes,
+    LoadOptions,
+    Placed,
+    Session,
+    TensorSpec,
+)
 from attn_export.runtimes.libraries import why_not_loaded
 from attn_export.runtimes.packages import onnxruntime_owner
 from attn_export.runtimes.placement import counts, misplaced, told
 
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 DTYPES = {
     "tensor(float)": "float32",
     "tensor(float16)": "float16",
@@ -71,7 +80,7 @@ class OrtSession(Session):
     def __init__(
         self,
         runtime: str,
-        model: Path | bytes,
+        model: Graph,
         providers: Sequence[Provider],
         threads: int,
         asked: LoadOptions = DEFAULTS,
@@ -79,7 +88,7 @@ class OrtSession(Session):
         optimize: bool = True,
         ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
-        """Load a model from a path (external data beside it) or from serialized bytes.
+        """Load a model from a path (external data beside it) or serialized.
 
         Args:
             providers: the first is the one that is asked for, the others take what it leaves.
@@ -120,7 +129,7 @@ class OrtSession(Session):
         super().__init__(runtime, inputs, ranges)
         self.fallback = told(elsewhere, first) if elsewhere else ""
 
-    def _open(self, model: Path | bytes, options: Any, providers: Sequence[Provider]) -> None:
+    def _open(self, model: Graph, options: Any, providers: Sequence[Provider]) -> None:
         ort = import_onnxruntime()
         plugins = [p for p in providers if p.devices]
         built_in = [p for p in providers if not p.devices]
@@ -138,7 +147,11 @@ class OrtSession(Session):
         for plugin in plugins:  # next to a list of providers they would be left out
             options.add_provider_for_devices(list(plugin.devices), dict(plugin.options))
         given = None if plugins else [(p.name, dict(p.options)) for p in built_in]
-        source = model if isinstance(model, bytes) else str(model)
+        if isinstance(model, GraphBytes):
+            options.add_session_config_entry(WEIGHTS_FOLDER, str(model.folder.absolute()))
+            source: bytes | str = model.data
+        else:
+            source = model if isinstance(model, bytes) else str(model)
         try:
             self._session = ort.InferenceSession(
                 source, options, providers=given, enable_fallback=0

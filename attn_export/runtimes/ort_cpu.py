@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from attn_export.errors import RuntimeUnavailable
-from attn_export.runtimes.base import DEFAULTS, Availability, LoadOptions
+from attn_export.runtimes.base import DEFAULTS, Availability, Graph, LoadOptions
 from attn_export.runtimes.ort import CPU, OrtSession, import_onnxruntime
 from attn_export.runtimes.packages import onnxruntime_owner
 from attn_export.runtimes.threads import cores
@@ -24,7 +22,7 @@ def availability() -> Availability:
 
 
 def load(
-    model: Path | bytes,
+    model: Graph,
     threads: int | None = None,
     options: LoadOptions = DEFAULTS,
     *,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from attn_export.runtimes import libraries
-from attn_export.runtimes.base import DEFAULTS, Availability, LoadOptions
+from attn_export.runtimes.base import DEFAULTS, Availability, Graph, LoadOptions
 from attn_export.runtimes.nvidia_stack import examine
 from attn_export.runtimes.ort import CPU, OrtSession, Provider
 from attn_export.runtimes.threads import cores
@@ -31,9 +29,7 @@ def provider(options: LoadOptions) -> Provider:
     return Provider(PROVIDER, {**OPTIONS, **options.provider})
 
 
-def load(
-    model: Path | bytes, threads: int | None = None, options: LoadOptions = DEFAULTS
-) -> OrtSession:
+def load(model: Graph, threads: int | None = None, options: LoadOptions = DEFAULTS) -> OrtSession:
     """As `Runtime.load`. Nodes without a CUDA kernel run on the CPU; attention must not."""
     found = availability()
     found.require()

@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from attn_export.errors import RuntimeUnavailable, one_line
-from attn_export.runtimes.base import DEFAULTS, Availability, LoadOptions
+from attn_export.runtimes.base import DEFAULTS, Availability, Graph, LoadOptions
 from attn_export.runtimes.ort import OrtSession, Provider, import_onnxruntime
 from attn_export.runtimes.packages import onnxruntime_owner, version
 from attn_export.runtimes.threads import cores
@@ -63,7 +62,7 @@ class Plugin:
         return Availability(self.NAME, True, versions=versions, device=names)
 
     def load(
-        self, model: Path | bytes, threads: int | None = None, options: LoadOptions = DEFAULTS
+        self, model: Graph, threads: int | None = None, options: LoadOptions = DEFAULTS
     ) -> OrtSession:
         """As `Runtime.load`."""
         self.availability().require()

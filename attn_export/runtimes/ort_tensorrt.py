@@ -8,7 +8,7 @@ from pathlib import Path
 from attn_export.errors import RuntimeUnavailable
 from attn_export.runtimes import graphs, libraries, ort_cuda
 from attn_export.runtimes import tensorrt_plan as plan
-from attn_export.runtimes.base import DEFAULTS, Availability, LoadOptions, TensorSpec
+from attn_export.runtimes.base import DEFAULTS, Availability, Graph, LoadOptions, TensorSpec
 from attn_export.runtimes.nvidia_stack import examine
 from attn_export.runtimes.ort import CPU, OrtSession, Provider
 from attn_export.runtimes.threads import cores
@@ -24,7 +24,7 @@ def availability() -> Availability:
 
 
 def provider(
-    model: Path | bytes,
+    model: Graph,
     inputs: Sequence[TensorSpec],
     options: LoadOptions,
     versions: str,
@@ -81,9 +81,7 @@ def compile_ahead(model: Path, threads: int | None = None, options: LoadOptions 
     return path
 
 
-def load(
-    model: Path | bytes, threads: int | None = None, options: LoadOptions = DEFAULTS
-) -> OrtSession:
+def load(model: Graph, threads: int | None = None, options: LoadOptions = DEFAULTS) -> OrtSession:
     """As `Runtime.load`. What TensorRT does not take runs on CUDA or the CPU; attention must not.
 
     Engines are built here, not at the first request, unless this graph was loaded before with the
@@ -99,7 +97,7 @@ def load(
     return _session(compiled if compiled.is_file() else model, chosen, threads, options)
 
 
-def _prepared(model: Path | bytes, options: LoadOptions) -> Provider:
+def _prepared(model: Graph, options: LoadOptions) -> Provider:
     found = availability()
     graph = graphs.read(model)
     graphs.refuse_foreign(graph, NAME)
@@ -110,7 +108,7 @@ def _prepared(model: Path | bytes, options: LoadOptions) -> Provider:
 
 
 def _session(
-    model: Path | bytes, chosen: Provider, threads: int | None, options: LoadOptions
+    model: Graph, chosen: Provider, threads: int | None, options: LoadOptions
 ) -> OrtSession:
     providers = [chosen, ort_cuda.provider(DEFAULTS), CPU]
     return OrtSession(NAME, model, providers, threads or cores(), options, ranges=options.ranges)

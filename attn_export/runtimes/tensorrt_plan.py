@@ -61,17 +61,18 @@ def _shape(spec: TensorSpec, sizes: Mapping[str, int]) -> str:
     return f"{spec.name}:{'x'.join(map(str, numbers))}"
 
 
-def cache_key(model: Path | bytes, options: Mapping[str, str], versions: str, device: str) -> str:
+def cache_key(model: Graph, options: Mapping[str, str], versions: str, device: str) -> str:
     """A name for the engines of one graph, as it is, on one device.
 
     Two graphs with the same node names and other weights, shapes or precision must never share an
     engine (microsoft/onnxruntime #32254): the graph's bytes, its weights, every option, the
     versions and the device all count.
     """
-    digest = hashlib.sha256(model if isinstance(model, bytes) else model.read_bytes())
-    if isinstance(model, Path):
-        for name in graphs.weight_files(graphs.read(model)):
-            digest.update(f"{name} {sha256(model.parent / name)}".encode())
+    graph = graphs.read(model)
+    digest = hashlib.sha256(graph.SerializeToString(deterministic=True))
+    if folder := graphs.weight_folder(model):
+        for name in graphs.weight_files(graph):
+            digest.update(f"{name} {sha256(folder / name)}".encode())
     counted = {key: value for key, value in options.items() if key not in KEPT_OUT}
     digest.update(json.dumps([sorted(counted.items()), versions, device]).encode())
     return digest.hexdigest()[:32]

@@ -37,6 +37,7 @@ PRINTED = [
     (["verify", "BUNDLE"], {"cases", "runtimes", "metric", "passed", "overridden", "unavailable"}),
     (["bench", "BUNDLE", "--seconds", "0.2"],
      {"runtimes", "unavailable", "baseline", "case", "noisy", "machine", "versions"}),
+    (["doctor", "--runtime", "ort-cpu"], {"runtimes", "passed", "machine", "versions"}),
     (["report", "BUNDLE"], {"report"}),
     (["export", "printing.py:build", "-o", "a"],
      {"bundle", "targets", "notes", "verify", "bench"}),
