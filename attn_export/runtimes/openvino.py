@@ -42,7 +42,7 @@ def availability() -> Availability:
         _import()
     except RuntimeUnavailable as error:
         return Availability(NAME, False, error.observed, error.way_out)
-    return Availability(NAME, True, versions={"openvino": number})
+    return Availability(NAME, True, versions={"openvino": number}, device=DEVICE)
 
 
 def _import() -> Any:

@@ -18,7 +18,7 @@ def availability() -> Availability:
     except RuntimeUnavailable as error:
         return Availability(NAME, False, error.observed, error.way_out)
     owner, number = onnxruntime_owner()
-    return Availability(NAME, True, versions={owner: number})
+    return Availability(NAME, True, versions={owner: number}, device="CPU")
 
 
 def load(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from attn_export.errors import UsageError
 from attn_export.runtimes import graphs
-from attn_export.runtimes.base import TensorSpec
+from attn_export.runtimes.base import Graph, TensorSpec
 from attn_export.storage import sha256
 
 PRECISION = ("trt_fp16_enable", "trt_bf16_enable", "trt_int8_enable")

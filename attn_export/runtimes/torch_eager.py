@@ -23,7 +23,7 @@ def availability() -> Availability:
         return Availability(
             NAME, False, "torch is not installed", "run `pip install 'attn-export[export]'`"
         )
-    return Availability(NAME, True, versions={"torch": number})
+    return Availability(NAME, True, versions={"torch": number}, device="CPU")
 
 
 class TorchSession(Session):
