@@ -15,7 +15,7 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from attn_export.errors import RuntimeUnavailable, UsageError
+from attn_export.errors import InputError, RuntimeUnavailable, UsageError
 
 Arrays = dict[str, NDArray[np.generic]]
 
@@ -135,8 +135,9 @@ class Session(ABC):
         """Outputs by name.
 
         Raises:
-            UsageError: an input is missing, unknown, or of another dtype, rank or size, or of
-                one out of range; or the session is closed.
+            InputError: an input is missing, unknown, or of another dtype, rank or size, or of
+                one out of range.
+            UsageError: the session is closed.
         """
         self.require_open()
         check_inputs(self.inputs, inputs, self.ranges)
@@ -208,7 +209,7 @@ def check_inputs(
     inputs: Mapping[str, NDArray[np.generic]],
     ranges: Mapping[str, tuple[int, int]] | None = None,
 ) -> None:
-    """Raise UsageError unless the inputs are those that the model takes."""
+    """Raise InputError unless the inputs are those that the model takes."""
     given = {name: (array.dtype.name, array.shape) for name, array in inputs.items()}
     check_sizes(specs, given, ranges)
 
@@ -223,16 +224,16 @@ def check_sizes(
     names = ", ".join(spec.name for spec in specs)
     for name in inputs:
         if name not in known:
-            raise UsageError(f"the model has no input '{name}'", f"its inputs are {names}")
+            raise InputError(f"the model has no input '{name}'", f"its inputs are {names}")
     sizes: dict[str, tuple[int, str]] = {}
     for spec in specs:
         if spec.name not in inputs:
-            raise UsageError(f"input '{spec.name}' is missing", f"give all of {names}")
+            raise InputError(f"input '{spec.name}' is missing", f"give all of {names}")
         _check_input(spec, *inputs[spec.name], sizes)
     for size, (low, high) in (ranges or {}).items():
         if size in sizes and not low <= sizes[size][0] <= high:
             found, where = sizes[size]
-            raise UsageError(
+            raise InputError(
                 f"'{size}' is {found} in input '{where}', the model takes {low} to {high}",
                 "split the request, or export with a wider --dynamic range",
             )
@@ -242,12 +243,12 @@ def _check_input(
     spec: TensorSpec, dtype: str, shape: tuple[int, ...], sizes: dict[str, tuple[int, str]]
 ) -> None:
     if dtype != spec.dtype:
-        raise UsageError(
+        raise InputError(
             f"input '{spec.name}' is {dtype}, the model takes {spec.dtype}", "convert it first"
         )
     wanted = "(" + ", ".join(map(str, spec.shape)) + ")"
     if len(shape) != len(spec.shape):
-        raise UsageError(
+        raise InputError(
             f"input '{spec.name}' has shape {shape}, the model takes {wanted}",
             f"give it {len(spec.shape)} axes",
         )
@@ -255,12 +256,12 @@ def _check_input(
         if isinstance(expected, str):
             seen, where = sizes.setdefault(expected, (size, spec.name))
             if size != seen:
-                raise UsageError(
+                raise InputError(
                     f"'{expected}' is {seen} in input '{where}' and {size} in '{spec.name}'",
                     "give both the same size",
                 )
         elif size != expected:
-            raise UsageError(
+            raise InputError(
                 f"input '{spec.name}' has {size} on axis {axis}, the model takes {wanted}",
                 f"give it {expected} there, or export that axis as dynamic",
             )
