@@ -90,6 +90,8 @@ class LoadOptions:
         allow_fallback: attention nodes may run on another provider than the one asked for.
         trace: folder for a record of every node that ran, written when the session is closed;
             slower, and the log is long.
+        spinning: idle threads of ONNX Runtime's CPU pool look for work for a while before they
+            sleep.
     """
 
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -97,6 +99,7 @@ class LoadOptions:
     provider: Mapping[str, str] = field(default_factory=dict)
     allow_fallback: bool = False
     trace: Path | None = None
+    spinning: bool = True
 
 
 DEFAULTS = LoadOptions()
@@ -210,7 +213,7 @@ def check_inputs(
     ranges: Mapping[str, tuple[int, int]] | None = None,
 ) -> None:
     """Raise InputError unless the inputs are those that the model takes."""
-    given = {name: (array.dtype.name, array.shape) for name, array in inputs.items()}
+    given = {name: (_dtype(array), array.shape) for name, array in inputs.items()}
     check_sizes(specs, given, ranges)
 
 
@@ -246,10 +249,9 @@ def _check_input(
         raise InputError(
             f"input '{spec.name}' is {dtype}, the model takes {spec.dtype}", "convert it first"
         )
-    wanted = "(" + ", ".join(map(str, spec.shape)) + ")"
     if len(shape) != len(spec.shape):
         raise InputError(
-            f"input '{spec.name}' has shape {shape}, the model takes {wanted}",
+            f"input '{spec.name}' has shape {shape}, the model takes {_told(spec)}",
             f"give it {len(spec.shape)} axes",
         )
     for axis, (size, expected) in enumerate(zip(shape, spec.shape, strict=True)):
@@ -262,6 +264,15 @@ def _check_input(
                 )
         elif size != expected:
             raise InputError(
-                f"input '{spec.name}' has {size} on axis {axis}, the model takes {wanted}",
+                f"input '{spec.name}' has {size} on axis {axis}, the model takes {_told(spec)}",
                 f"give it {expected} there, or export that axis as dynamic",
             )
+
+
+def _dtype(array: NDArray[np.generic]) -> str:
+    """Bytes in the other order are another dtype: runtimes read them as if they were in theirs."""
+    return array.dtype.name if array.dtype.isnative else array.dtype.str
+
+
+def _told(spec: TensorSpec) -> str:
+    return "(" + ", ".join(map(str, spec.shape)) + ")"

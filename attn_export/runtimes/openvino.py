@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,12 +81,13 @@ class OpenVinoSession(Session):
                 f"OpenVINO refuses {name} ({one_line(error)})",
                 "export it again, or with another --lowering",
             ) from error
+        self._requests = threading.local()  # a request that one thread runs refuses all others
         self._outputs = [output.get_any_name() for output in self._compiled.outputs]
         super().__init__(NAME, [_spec(port) for port in self._compiled.inputs])
 
     def _run(self, inputs: Mapping[str, NDArray[np.generic]]) -> Arrays:
         try:
-            values = self._compiled(dict(inputs))
+            values = self._request().infer(dict(inputs))
         except RuntimeError as error:
             raise FileError(
                 f"OpenVINO failed on the model ({one_line(error)})",
@@ -93,11 +95,17 @@ class OpenVinoSession(Session):
             ) from error
         return {name: np.array(values[index]) for index, name in enumerate(self._outputs)}
 
+    def _request(self) -> Any:
+        if not hasattr(self._requests, "own"):
+            self._requests.own = self._compiled.create_infer_request()
+        return self._requests.own
+
     def placement(self) -> dict[str, int]:
         return {DEVICE: len(self._compiled.get_runtime_model().get_ops())}
 
     def _close(self) -> None:
         self._compiled = None
+        self._requests = threading.local()
 
 
 def _spec(port: Any) -> TensorSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,10 +45,15 @@ DTYPES = {
 def import_onnxruntime() -> Any:
     """The onnxruntime module, once it is known that exactly one package owns it.
 
+    From 1.29 on it reports what it loads to its makers, from a thread that starts with the import
+    and for which a forked child waits for ever when it exits. That is off unless the environment
+    says otherwise.
+
     Raises:
         RuntimeUnavailable: no package, two packages, or one that does not import.
     """
     owner, number = onnxruntime_owner()
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
     except ImportError as error:
@@ -74,6 +80,21 @@ class Provider:
 CPU = Provider("CPUExecutionProvider")
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What ONNX Runtime does with threads and memory on the CPU; docs/production.md has figures.
+
+    Attributes:
+        spinning: idle threads of the pool look for work for a while before they sleep.
+        arena: freed memory is kept for later runs.
+        patterns: the memory plan of each shape that was seen is kept.
+    """
+
+    spinning: bool = True
+    arena: bool = True
+    patterns: bool = True
+
+
 class OrtSession(Session):
     """An `onnxruntime.InferenceSession` whose providers were checked against the request."""
 
@@ -87,12 +108,14 @@ class OrtSession(Session):
         *,
         optimize: bool = True,
         ranges: Mapping[str, tuple[int, int]] | None = None,
+        settings: Settings | None = None,
     ) -> None:
         """Load a model from a path (external data beside it) or serialized.
 
         Args:
             providers: the first is the one that is asked for, the others take what it leaves.
             ranges: symbolic size -> its bounds; requests outside of them are refused.
+            settings: instead of what `asked` says of the pool, for measurements.
 
         Raises:
             RuntimeUnavailable: ONNX Runtime did not take the first provider asked for, or gave
@@ -104,6 +127,11 @@ class OrtSession(Session):
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 4  # errors are raised, and told in one sentence
+        settings = settings or Settings(spinning=asked.spinning)
+        spinning = "1" if settings.spinning else "0"
+        options.add_session_config_entry("session.intra_op.allow_spinning", spinning)
+        options.enable_cpu_mem_arena = settings.arena
+        options.enable_mem_pattern = settings.patterns
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         if asked.trace:
             options.enable_profiling = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attn_export.errors import RuntimeUnavailable
 from attn_export.runtimes.base import DEFAULTS, Availability, Graph, LoadOptions
-from attn_export.runtimes.ort import CPU, OrtSession, import_onnxruntime
+from attn_export.runtimes.ort import CPU, OrtSession, Settings, import_onnxruntime
 from attn_export.runtimes.packages import onnxruntime_owner
 from attn_export.runtimes.threads import cores
 
@@ -27,6 +27,12 @@ def load(
     options: LoadOptions = DEFAULTS,
     *,
     optimize: bool = True,
+    settings: Settings | None = None,
 ) -> OrtSession:
-    """As `Runtime.load`; `optimize=False` turns graph optimisations off, as a reference needs."""
-    return OrtSession(NAME, model, [CPU], threads or cores(), options, optimize=optimize)
+    """As `Runtime.load`; `optimize=False` turns graph optimisations off, as a reference needs.
+
+    `settings` stands for what `options` says of the pool, for measurements.
+    """
+    return OrtSession(
+        NAME, model, [CPU], threads or cores(), options, optimize=optimize, settings=settings
+    )
