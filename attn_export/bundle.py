@@ -32,7 +32,7 @@ from attn_export.storage import sha256, staged, write_errors, write_file
 
 __all__ = [
     "FORMAT", "MANIFEST", "METRIC", "REFERENCE", "REPORT", "WEIGHTS",
-    "Bundle", "add_file", "read", "seal", "write",
+    "Bundle", "add_file", "read", "seal", "update", "write",
 ]  # fmt: skip
 
 
@@ -78,6 +78,10 @@ class Bundle:
 
     def model_path(self, target: Mapping[str, Any]) -> Path:
         return self.path / str(target["file"])
+
+    def digest(self) -> str:
+        """SHA-256 of the manifest as it lies there, which holds the hash of every other file."""
+        return sha256(self.path / MANIFEST)
 
     def groups(self) -> dict[str, dict[str, list[Group]]]:
         """component -> output -> its groups."""
@@ -169,6 +173,17 @@ def _entry(path: Path) -> dict[str, Any]:
 def _write_manifest(folder: Path, manifest: Mapping[str, Any], files: Mapping[str, Any]) -> None:
     text = json.dumps({**manifest, "format": FORMAT, "files": files}, indent=2, ensure_ascii=False)
     write_file(folder / MANIFEST, text + "\n")
+
+
+def update(bundle: Bundle, **changes: Any) -> Bundle:
+    """Replace entries of a finished bundle's manifest; its files stay as they are.
+
+    Raises:
+        FileError: the manifest could not be written.
+    """
+    manifest = {**bundle.manifest, **changes}
+    _write_manifest(bundle.path, manifest, manifest["files"])
+    return read(bundle.path)
 
 
 def add_file(bundle: Bundle, name: str, data: str | bytes) -> Bundle:

@@ -14,6 +14,7 @@ from attn_export.bench.benchmark import Benchmark, benchmark
 from attn_export.build import check_request, export_into
 from attn_export.errors import CheckFailed
 from attn_export.parity.result import Verification
+from attn_export.production.measured import record
 from attn_export.report.html import render
 from attn_export.source import resolve
 from attn_export.verification import verify
@@ -97,6 +98,7 @@ def _make(
             timings = benchmark(
                 made, seconds=seconds, allow_fallback=options.allow_fallback, progress=progress
             )
+            made = record(made, timings)
         html = render(made.manifest, verification, timings)
         made = bundles.add_file(made, bundles.REPORT, html)
     return Outcome(replace(made, path=folder), verification, timings)

@@ -125,7 +125,7 @@ def verify_runtime(
         for component, loaded in sessions.items():
             mine = [case for case in cases if case.component == component]
             checked = list(check_session(bundle, loaded, mine))
-            comparisons += checked or _nothing(bundle, component)
+            comparisons += checked or nothing_compared(bundle, component)
             for provider, nodes in loaded.placement().items():
                 placement[provider] = placement.get(provider, 0) + nodes
             fallbacks += [loaded.fallback] if loaded.fallback else []
@@ -141,7 +141,8 @@ def verify_runtime(
     )  # fmt: skip
 
 
-def _nothing(bundle: bundles.Bundle, component: str) -> list[tuple[str, Comparison]]:
+def nothing_compared(bundle: bundles.Bundle, component: str) -> list[tuple[str, Comparison]]:
+    """What is found of a component that has no case: comparing nothing fails."""
     return [
         (component, failed(output["name"], "nothing was compared"))
         for output in bundle.manifest["outputs"]

@@ -225,6 +225,39 @@ def test_every_module_of_the_serving_side_imports_without_torch(
     assert evaluate(cpu_environment.python, code) == "False"
 
 
+LOAD = """
+import sys
+import attn_export
+with attn_export.load(sys.argv[1], warmup=True, verify=True) as session:
+    cases = attn_export.bundle.read(attn_export.bundle.Path(sys.argv[1])).cases()
+    print(session.run(cases[0].inputs)["logits"].shape, session.choice.runtime, flush=True)
+print([name for name in ("torch", "onnx_ir", "onnxscript", "jinja2") if name in sys.modules])
+"""
+
+
+def test_production_loads_and_runs_a_bundle_without_torch(
+    cpu_environment: Environment, digits_bundle: Path
+) -> None:
+    ended = run([cpu_environment.python, "-c", LOAD, digits_bundle], env=NO_PATH, cwd="/")
+    assert (ended.code, ended.stderr) == (0, "")
+    assert ended.stdout == "(1, 10) ort-cpu\n[]\n"
+
+
+def test_loading_without_a_runtime_is_one_sentence(
+    base_environment: Environment, digits_bundle: Path
+) -> None:
+    code = (
+        "import sys, attn_export\n"
+        "try:\n    attn_export.load(sys.argv[1])\n"
+        "except attn_export.AttnExportError as error:\n    print(type(error).__name__, error)"
+    )
+    ended = run([base_environment.python, "-c", code, digits_bundle], env=NO_PATH, cwd="/")
+    assert ended.stdout == (
+        "RuntimeUnavailable ort-cpu is not available because no onnxruntime package is installed;"
+        " run `pip install 'attn-export[cpu]'`, or [gpu] on a machine with an NVIDIA GPU.\n"
+    )
+
+
 def test_the_api_names_the_extra_too(cpu_environment: Environment) -> None:
     code = (
         "import attn_export\n"
