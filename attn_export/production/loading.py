@@ -100,6 +100,8 @@ def load(
     again = partial(_reopen, path, found.digest(), choice.runtime, options)
     session = BundleSession(found, choice, sessions, again)
     log.info("%s runs on %s", found.name, choice)
+    for name, clause in session.fallback.items():
+        log.warning("'%s' of %s passed attention on: %s", name, found.name, clause)
     try:
         if verify:
             _require_parity(session)
@@ -118,7 +120,7 @@ def _best(
     for index, name in enumerate(names):
         try:
             sessions = _open(bundle, name, components, options)
-        except (RuntimeUnavailable, FileError) as error:
+        except AttnExportError as error:  # of this runtime alone: the request itself is sound
             failed[name] = last = error
             continue
         passed = {other: str(seen).rstrip(".") for other, seen in failed.items()}

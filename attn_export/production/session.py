@@ -32,6 +32,8 @@ class BundleSession:
         name: the bundle's.
         runtime: the one that runs it; `choice` tells why.
         components: the graphs that are open.
+        fallback: component -> attention that another execution provider runs, where that was
+            allowed.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class BundleSession:
         """`sessions` by component, which close with this one; `again` opens another like it."""
         self.name, self.choice, self.components = bundle.name, choice, tuple(sessions)
         self._bundle, self._sessions, self._again = bundle, dict(sessions), again
+        self.fallback = {name: made.fallback for name, made in sessions.items() if made.fallback}
         self._signatures = {name: Signature.of(bundle.manifest, name) for name in sessions}
         self._gate = Gate(self._sessions, partial(_close, tuple(self._sessions.values())))
 

@@ -24,6 +24,7 @@ from attn_export.errors import (
     InputError,
     UsageError,
 )
+from attn_export.production.loading import Options
 from attn_export.production.session import BundleSession
 
 
@@ -225,6 +226,26 @@ def test_a_wrong_option_is_one_sentence(
     with pytest.raises(UsageError) as raised:
         load(lengths_bundle, **options)
     assert str(raised.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(("spinning", "entry"), [(False, "0"), (True, "1")])
+def test_idle_threads_spin_only_where_that_is_asked_for(
+    lengths_bundle: Path, spinning: bool, entry: str
+) -> None:
+    with load(lengths_bundle, "ort-cpu", spinning=spinning) as opened:
+        options = opened._sessions["model"].inference_session.get_session_options()
+        key = "session.intra_op.allow_spinning"
+        assert options.get_session_config_entry(key) == entry
+
+
+def test_runtimes_are_told_the_ranges_the_cache_and_whether_they_may_fall_back(
+    lengths_bundle: Path, tmp_path: Path
+) -> None:
+    options = Options(None, None, True, False, tmp_path, False).of(
+        bundles.read(lengths_bundle), "model"
+    )
+    assert options.ranges == {"batch": (1, 8), "length": (3, 64)}
+    assert (options.cache, options.allow_fallback) == (tmp_path, True)
 
 
 def test_one_component_opens_alone_and_others_must_be_named(decoder_bundle: Path) -> None:

@@ -174,14 +174,17 @@ def test_a_pickled_session_opens_again_where_it_arrives(
     assert done.stdout == f"{[True] * 6}\n"
 
 
-TELEMETRY = """
-attn_export.load(sys.argv[1], "ort-cpu", threads=1).close()
+TASKS = """
+session = attn_export.load(sys.argv[1], "ort-cpu", threads={threads})
+session.run(inputs(0))
 print(os.environ.get("ORT_DISABLE_TELEMETRY"), len(os.listdir("/proc/self/task")))
 """
 
 
-def test_opening_a_bundle_starts_no_thread_that_reports_it(
-    tmp_path: Path, lengths_bundle: Path
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_session_has_its_threads_and_none_that_reports_it(
+    tmp_path: Path, lengths_bundle: Path, threads: int
 ) -> None:
-    """The one thread is this process's own; onnxruntime's own reporting would be a second."""
-    assert script(tmp_path, TELEMETRY, lengths_bundle).stdout == "1 1\n"
+    """The first thread is this process's own; onnxruntime's reporting would be one more."""
+    done = script(tmp_path, TASKS.format(threads=threads), lengths_bundle)
+    assert done.stdout == f"1 {threads}\n"
