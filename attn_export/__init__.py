@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from attn_export.build import export
     from attn_export.errors import AttnExportError
     from attn_export.fusing import fuse
+    from attn_export.production.loading import load
     from attn_export.verification import assert_parity, verify
 
 __version__ = "0.1.0"
@@ -24,11 +25,12 @@ _WHERE = {
     "benchmark": "attn_export.bench.benchmark",
     "export": "attn_export.build",
     "fuse": "attn_export.fusing",
+    "load": "attn_export.production.loading",
     "verify": "attn_export.verification",
 }
 _EXTRAS = {"export": "export", "fuse": "graph"}
 
-__all__ = ["AttnExportError", "assert_parity", "benchmark", "export", "fuse", "verify"]
+__all__ = ["AttnExportError", "assert_parity", "benchmark", "export", "fuse", "load", "verify"]
 
 
 def __getattr__(name: str) -> Any:

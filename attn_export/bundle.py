@@ -7,7 +7,7 @@ checked, names must be plain relative ones, links are refused, and nothing is ev
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ from attn_export.storage import sha256, staged, write_errors, write_file
 
 __all__ = [
     "FORMAT", "MANIFEST", "METRIC", "REFERENCE", "REPORT", "WEIGHTS",
-    "Bundle", "add_file", "read", "seal", "write",
+    "Bundle", "add_file", "read", "seal", "update", "write",
 ]  # fmt: skip
 
 
@@ -59,23 +59,29 @@ class Bundle:
             if component is None or target["component"] == component
         ]
 
-    def target_for(self, runtime: str, component: str) -> dict[str, Any]:
-        """The target that a runtime serves.
+    def target_for(self, runtimes: Sequence[str], component: str) -> dict[str, Any]:
+        """The target whose graph a runtime runs: that of the first of `runtimes` that has one.
 
         Raises:
-            UsageError: the bundle was not exported for that runtime.
+            UsageError: the bundle was exported for none of them.
         """
-        for target in self.targets(component):
-            if target["runtime"] == runtime:
-                return target
+        targets = self.targets(component)
+        for runtime in runtimes:
+            for target in targets:
+                if target["runtime"] == runtime:
+                    return target
         have = ", ".join(sorted({target["name"] for target in self.targets()}))
         raise UsageError(
-            f"the bundle has no graph for {runtime}, it has targets {have}",
+            f"the bundle has no graph for {runtimes[0]}, it has targets {have}",
             "export it again with --target for that runtime",
         )
 
     def model_path(self, target: Mapping[str, Any]) -> Path:
         return self.path / str(target["file"])
+
+    def digest(self) -> str:
+        """SHA-256 of the manifest as it lies there, which holds the hash of every other file."""
+        return sha256(self.path / MANIFEST)
 
     def groups(self) -> dict[str, dict[str, list[Group]]]:
         """component -> output -> its groups."""
@@ -167,6 +173,17 @@ def _entry(path: Path) -> dict[str, Any]:
 def _write_manifest(folder: Path, manifest: Mapping[str, Any], files: Mapping[str, Any]) -> None:
     text = json.dumps({**manifest, "format": FORMAT, "files": files}, indent=2, ensure_ascii=False)
     write_file(folder / MANIFEST, text + "\n")
+
+
+def update(bundle: Bundle, **changes: Any) -> Bundle:
+    """Replace entries of a finished bundle's manifest; its files stay as they are.
+
+    Raises:
+        FileError: the manifest could not be written.
+    """
+    manifest = {**bundle.manifest, **changes}
+    _write_manifest(bundle.path, manifest, manifest["files"])
+    return read(bundle.path)
 
 
 def add_file(bundle: Bundle, name: str, data: str | bytes) -> Bundle:

@@ -3,6 +3,7 @@
 AttnExportError
 ├── CheckFailed          1  a check says no: parity, --require
 ├── UsageError           2  a wrong name, option or argument; an output that exists
+│   └── InputError       2  arrays that the model does not take; the model never saw them
 ├── RuntimeUnavailable   3  a runtime that was asked for cannot work here
 ├── ExportError          4  export or lowering failed
 └── FileError            5  a file or bundle is bad, or could not be written
@@ -36,6 +37,10 @@ class CheckFailed(AttnExportError):
 
 class UsageError(AttnExportError):
     exit_code = 2
+
+
+class InputError(UsageError):
+    """Separate, so that a server can tell a caller's mistake from one of its own."""
 
 
 class RuntimeUnavailable(AttnExportError):

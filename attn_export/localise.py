@@ -15,7 +15,7 @@ from attn_export.parity.tolerance import Array
 from attn_export.parity.trace import FILE, read_trace
 from attn_export.parity.yardstick import Progress
 from attn_export.reference import Case
-from attn_export.runtimes import ort_cpu
+from attn_export.runtimes import ort_cpu, table
 from attn_export.runtimes.base import GraphBytes, Session
 
 Judge = Callable[[Case, dict[str, Array]], Sequence[Comparison]]
@@ -55,7 +55,7 @@ def localise(
     trace = read_trace(bundle.path / FILE) if FILE in bundle.manifest["files"] else {}
     label = next((label for label in failing if label in trace), failing[0])
     part = parts[label]
-    target = bundle.target_for(runtime, part.component)
+    target = bundle.target_for(table.find(runtime).GRAPHS, part.component)
     model = onnx.load(bundle.model_path(target), load_external_data=False)
 
     def wrong(outputs: Mapping[str, Array]) -> list[str]:

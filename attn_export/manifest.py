@@ -13,7 +13,8 @@ from attn_export.capability import RUNTIMES, Target
 from attn_export.exporter import Graph
 from attn_export.parity.tolerance import FACTOR, FLOOR
 from attn_export.runtimes.packages import runtime_version, versions
-from attn_export.sessions import STAND_IN, availability
+from attn_export.runtimes.table import availability
+from attn_export.sessions import STAND_IN
 
 
 def describe_values(

@@ -15,6 +15,7 @@ from attn_export.bench.result import Benchmark
 from attn_export.build import check_request, export_into
 from attn_export.errors import CheckFailed
 from attn_export.parity.result import Verification
+from attn_export.production.measured import record
 from attn_export.report.html import render
 from attn_export.source import resolve
 from attn_export.verification import verify
@@ -33,6 +34,7 @@ class Options:
     dynamic: tuple[str, ...] = ()
     lowering: str = "auto"
     less_work: bool = True
+    allow_fallback: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,11 +99,14 @@ def _make(
             less_work=options.less_work,
         )
         progress("verifying")
-        verification = verify(made, stand_ins=True)
+        verification = verify(made, stand_ins=True, allow_fallback=options.allow_fallback)
         timings = None
         works_here = any(found.stands_in_for is None for found in verification.runtimes.values())
         if seconds is not None and verification.passed and works_here:
-            timings = benchmark(made, seconds=seconds, progress=progress)
+            timings = benchmark(
+                made, seconds=seconds, allow_fallback=options.allow_fallback, progress=progress
+            )
+            made = record(made, timings)
         html = render(made.manifest, verification, timings)
         made = bundles.add_file(made, bundles.REPORT, html)
     return Outcome(replace(made, path=folder), verification, timings)

@@ -2,47 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from attn_export import bundle as bundles
-from attn_export.capability import TARGET_RUNTIMES
-from attn_export.errors import RuntimeUnavailable, UsageError
-from attn_export.runtimes import openvino, ort_cpu, torch_eager
-from attn_export.runtimes.base import Availability, GraphBytes, Session, TensorSpec
+from attn_export.errors import UsageError
+from attn_export.runtimes import ort_cpu, table, torch_compile
+from attn_export.runtimes.base import (
+    DEFAULTS,
+    Graph,
+    GraphBytes,
+    LoadOptions,
+    Session,
+    TensorSpec,
+)
+from attn_export.runtimes.torch_eager import TorchSession
 
-RUNTIMES = tuple(dict.fromkeys([torch_eager.NAME, *TARGET_RUNTIMES.values()]))
 STAND_IN = ort_cpu.NAME
-AVAILABILITY: dict[str, Callable[[], Availability]] = {
-    module.NAME: module.availability for module in (torch_eager, ort_cpu, openvino)
-}
-
-
-def availability(runtime: str) -> Availability:
-    """Whether a runtime can work here.
-
-    Raises:
-        UsageError: there is no such runtime.
-    """
-    if runtime in AVAILABILITY:
-        return AVAILABILITY[runtime]()
-    if runtime in RUNTIMES:
-        return Availability(
-            runtime, False, f"this version of attn-export does not run {runtime}",
-            f"run its graph where {runtime} is, with ONNX Runtime itself",
-        )  # fmt: skip
-    raise UsageError(f"there is no runtime '{runtime}'", f"the runtimes are {', '.join(RUNTIMES)}")
-
-
-def available(runtimes: Sequence[str]) -> tuple[list[str], dict[str, RuntimeUnavailable]]:
-    """Those that can work here, and why the others cannot."""
-    found = {runtime: availability(runtime) for runtime in runtimes}
-    missing = {
-        runtime: RuntimeUnavailable(seen.observed, seen.fix)
-        for runtime, seen in found.items()
-        if not seen.ok
-    }
-    return [runtime for runtime in found if runtime not in missing], missing
 
 
 def load(
@@ -51,6 +28,7 @@ def load(
     component: str = "model",
     threads: int | None = None,
     source: str | None = None,
+    options: LoadOptions = DEFAULTS,
     graph: bytes | None = None,
 ) -> Session:
     """A session of one component on one runtime.
@@ -63,19 +41,28 @@ def load(
         UsageError: an unknown runtime, or one that the bundle was not exported for.
         RuntimeUnavailable: it cannot work here.
     """
-    if runtime not in RUNTIMES:
-        known = ", ".join(RUNTIMES)
-        raise UsageError(f"there is no runtime '{runtime}'", f"the runtimes are {known}")
-    if runtime == torch_eager.NAME:
-        return _load_torch(bundle, component, source)
-    target = bundle.target_for(runtime, component)
-    _, missing = available([runtime])
-    if missing:
-        raise missing[runtime]
-    model = bundle.model_path(target) if graph is None else GraphBytes(graph, bundle.path)
-    if runtime == openvino.NAME:
-        return openvino.load(model, threads)
-    return ort_cpu.load(model, threads)
+    if runtime in table.MODULE_RUNTIMES:
+        return _load_torch(bundle, runtime, component, source)
+    found = table.find(runtime)
+    table.require(runtime)
+    target = bundle.target_for(found.GRAPHS, component)
+    if not options.ranges:
+        options = replace(options, ranges=_ranges(bundle, component))
+    return found.load(_model(bundle, target, graph), threads, options)
+
+
+def _model(bundle: bundles.Bundle, target: Mapping[str, Any], graph: bytes | None) -> Graph:
+    return bundle.model_path(target) if graph is None else GraphBytes(graph, bundle.path)
+
+
+def _ranges(bundle: bundles.Bundle, component: str) -> dict[str, tuple[int, int]]:
+    """Symbolic size -> its bounds, of a component's inputs."""
+    return {
+        size: (int(low), int(high))
+        for entry in bundle.manifest["inputs"]
+        if entry["component"] == component
+        for size, (low, high) in entry.get("ranges", {}).items()
+    }
 
 
 def load_stand_in(
@@ -85,12 +72,13 @@ def load_stand_in(
 
     What that shows is that the graph computes what PyTorch does, not that the runtime would.
     """
-    model = bundle.model_path(target) if graph is None else GraphBytes(graph, bundle.path)
-    return ort_cpu.load(model)
+    return ort_cpu.load(_model(bundle, target, graph))
 
 
-def _load_torch(bundle: bundles.Bundle, component: str, source: str | None) -> Session:
-    torch_eager.require()
+def _load_torch(
+    bundle: bundles.Bundle, runtime: str, component: str, source: str | None
+) -> Session:
+    table.require(runtime)
     from attn_export.source import resolve
 
     inputs = [
@@ -107,7 +95,8 @@ def _load_torch(bundle: bundles.Bundle, component: str, source: str | None) -> S
         )
     spec = components[component]
     outputs = [o["name"] for o in bundle.manifest["outputs"] if o["component"] == component]
-    return torch_eager.TorchSession(spec.module, inputs, outputs, spec.names)
+    kind = torch_compile.CompiledSession if runtime == torch_compile.NAME else TorchSession
+    return kind(spec.module, inputs, outputs, spec.names)
 
 
 def _example_shape(spec: TensorSpec) -> str:

@@ -21,14 +21,15 @@ from attn_export.errors import (
 from attn_export.localise import localise
 from attn_export.parity.compare import Comparison, compare_outputs, failed
 from attn_export.parity.detections import align, score_allowance
-from attn_export.parity.metrics import evaluate, read_metric
+from attn_export.parity.metrics import BATCH, evaluate, read_metric
 from attn_export.parity.result import RuntimeResult, Verification
 from attn_export.parity.tolerance import Array, Group, rms, split
 from attn_export.parity.yardstick import Progress
 from attn_export.reference import Case
-from attn_export.runtimes import torch_eager
-from attn_export.runtimes.base import Session
-from attn_export.sessions import STAND_IN, available, load, load_stand_in
+from attn_export.runtimes import table
+from attn_export.runtimes.base import DEFAULTS, LoadOptions, Session
+from attn_export.runtimes.table import available
+from attn_export.sessions import STAND_IN, load, load_stand_in
 
 
 def verify(
@@ -38,15 +39,17 @@ def verify(
     rtol: float | None = None,
     atol: float | None = None,
     stand_ins: bool = False,
+    allow_fallback: bool = False,
     bisect: bool = True,
     progress: Progress = lambda _: None,
 ) -> Verification:
     """Compare each runtime's answers with the PyTorch outputs that the bundle carries.
 
     Args:
-        runtimes: "ort-cpu", "openvino" or "torch"; by default every runtime that the bundle was
-            exported for and that works here. The others are told, with the reason.
+        runtimes: names of `attn_export.runtimes.table`; by default every runtime that the bundle
+            was exported for and that works here. The others are told, with the reason.
         stand_ins: run the graphs of those others on ONNX Runtime's CPU provider, and say so.
+        allow_fallback: let another provider than the one asked for run attention, and say so.
         rtol, atol: replace the stored allowance of each group by atol + rtol * rms(reference);
             both or neither.
         bisect: where a runtime is wrong, find the first value inside of the graph that is.
@@ -71,10 +74,11 @@ def verify(
     if rtol is not None and atol is not None:
         groups = found.groups()
         cases = [_overridden(case, groups[case.component], rtol, atol) for case in cases]
+    options = LoadOptions(allow_fallback=allow_fallback)
 
     def result(name: str, stand_in: bool = False) -> RuntimeResult:
-        checked = verify_runtime(found, name, cases, stand_in=stand_in)
-        return with_drift(found, name, checked, cases, progress) if bisect else checked
+        checked = verify_runtime(found, name, cases, stand_in=stand_in, options=options)
+        return with_drift(found, name, checked, cases, progress, options) if bisect else checked
 
     results = {name: result(name) for name in names}
     if stand_ins:
@@ -97,18 +101,23 @@ def assert_parity(bundle: Path | str | bundles.Bundle, runtimes: Sequence[str] =
 
 
 def verify_runtime(
-    bundle: bundles.Bundle, runtime: str, cases: Sequence[Case], *, stand_in: bool = False
+    bundle: bundles.Bundle,
+    runtime: str,
+    cases: Sequence[Case],
+    *,
+    stand_in: bool = False,
+    options: LoadOptions = DEFAULTS,
 ) -> RuntimeResult:
     """All cases of all components on one runtime, or of its graphs on the one that stands in."""
 
     def session(component: str) -> Session:
         if stand_in:
-            return load_stand_in(bundle, bundle.target_for(runtime, component))
-        return load(bundle, runtime, component)
+            return load_stand_in(bundle, bundle.target_for([runtime], component))
+        return load(bundle, runtime, component, options=options)
 
     comparisons: list[tuple[str, Comparison]] = []
     placement: dict[str, int] = {}
-    metric, unscored = None, ""
+    metric, unscored, fallbacks = None, "", list[str]()
     with ExitStack() as stack:
         sessions = {
             component: stack.enter_context(session(component)) for component in bundle.components
@@ -116,9 +125,10 @@ def verify_runtime(
         for component, loaded in sessions.items():
             mine = [case for case in cases if case.component == component]
             checked = list(check_session(bundle, loaded, mine))
-            comparisons += checked or _nothing(bundle, component)
+            comparisons += checked or nothing_compared(bundle, component)
             for provider, nodes in loaded.placement().items():
                 placement[provider] = placement.get(provider, 0) + nodes
+            fallbacks += [loaded.fallback] if loaded.fallback else []
         if bundle.manifest.get("metric") and all(c.passed for _, c in comparisons):
             try:
                 metric = score(bundle, sessions)
@@ -126,11 +136,13 @@ def verify_runtime(
                 unscored = str(error)
     ran_on = STAND_IN if stand_in else runtime
     return RuntimeResult(
-        ran_on, tuple(comparisons), placement, metric, unscored, runtime if stand_in else None
-    )
+        ran_on, tuple(comparisons), placement, metric, unscored, runtime if stand_in else None,
+        "; ".join(fallbacks),
+    )  # fmt: skip
 
 
-def _nothing(bundle: bundles.Bundle, component: str) -> list[tuple[str, Comparison]]:
+def nothing_compared(bundle: bundles.Bundle, component: str) -> list[tuple[str, Comparison]]:
+    """What is found of a component that has no case: comparing nothing fails."""
     return [
         (component, failed(output["name"], "nothing was compared"))
         for output in bundle.manifest["outputs"]
@@ -173,15 +185,16 @@ def with_drift(
     result: RuntimeResult,
     cases: Sequence[Case],
     progress: Progress = lambda _: None,
+    options: LoadOptions = DEFAULTS,
 ) -> RuntimeResult:
     """The result with the first value inside of the graph that is wrong, where an output is."""
-    if result.passed or runtime == torch_eager.NAME:
+    if result.passed or runtime in table.MODULE_RUNTIMES:
         return result
 
     def start(component: str, graph: bytes) -> Session:
         if result.stands_in_for:
-            return load_stand_in(bundle, bundle.target_for(runtime, component), graph)
-        return load(bundle, runtime, component, graph=graph)
+            return load_stand_in(bundle, bundle.target_for([runtime], component), graph)
+        return load(bundle, runtime, component, options=options, graph=graph)
 
     parts = {label: part for case in cases for label, part in _parts(bundle, case)}
     try:
@@ -202,7 +215,8 @@ def score(bundle: bundles.Bundle, sessions: Mapping[str, Session]) -> float:
     """The bundle's task score on the sessions of its components."""
     inputs, target = read_metric(bundle.path / bundles.METRIC)
     runs = {component: session.run for component, session in sessions.items()}
-    return evaluate(bundle.manifest, runs, inputs, target)
+    bounds = [session.ranges.get("batch", (1, BATCH))[1] for session in sessions.values()]
+    return evaluate(bundle.manifest, runs, inputs, target, min([BATCH, *bounds]))
 
 
 def _rows(bundle: bundles.Bundle, case: Case) -> Iterator[tuple[str, Case]]:

@@ -172,4 +172,4 @@ def test_adding_a_file_vouches_for_that_file_alone(bundle_copy: Path) -> None:
 
 def test_a_runtime_without_a_graph_is_named(digits_bundle: Path) -> None:
     with pytest.raises(UsageError, match="has no graph for ort-cuda, it has targets cpu"):
-        bundles.read(digits_bundle).target_for("ort-cuda", "model")
+        bundles.read(digits_bundle).target_for(["ort-cuda"], "model")

@@ -75,6 +75,63 @@ def test_production_verifies_without_torch(
     assert ended.json["runtimes"]["ort-cpu"]["metric"] == ended.json["metric"]["reference"]
 
 
+def test_doctor_works_without_torch(cpu_environment: Environment) -> None:
+    ended = call(cpu_environment, "doctor", "--json")
+    assert ended.code == 0, ended.stderr
+    found = ended.json["runtimes"]
+    assert found["ort-cpu"]["status"] == found["onnx-reference"]["status"] == "pass"
+    assert found["torch"]["status"] == found["torch-compile"]["status"] == "unavailable"
+    assert found["torch"]["fix"] == "run `pip install 'attn-export[export]'`"
+    assert found["ort-cuda"]["status"] == "unavailable"
+    assert found["ort-cuda"]["observed"]
+
+
+FALLBACK = """
+from attn_export.doctor_probe import graph
+from attn_export.errors import RuntimeUnavailable
+from attn_export.runtimes.base import LoadOptions
+from attn_export.runtimes.ort import CPU, OrtSession, Provider
+
+model, providers = graph().SerializeToString(), [Provider("AzureExecutionProvider"), CPU]
+try:
+    OrtSession("ort-azure", model, providers, 1)
+except RuntimeUnavailable as error:
+    print(error)
+with OrtSession("ort-azure", model, providers, 1, LoadOptions(allow_fallback=True)) as session:
+    print(session.inference_session.get_providers()[0], session.fallback)
+"""
+
+
+def test_a_provider_that_loads_and_leaves_attention_to_the_cpu_is_refused(
+    cpu_environment: Environment,
+) -> None:
+    """The Azure provider of the CPU package is first in the session's list, and runs no node."""
+    told = "CPUExecutionProvider runs Attention 'attention', not AzureExecutionProvider"
+    assert evaluate(cpu_environment.python, FALLBACK).splitlines() == [
+        f"{told}; allow that with --allow-fallback, or export it again.",
+        f"AzureExecutionProvider {told}",
+    ]
+
+
+def test_doctor_says_that_nothing_runs_where_there_is_no_runtime(
+    base_environment: Environment,
+) -> None:
+    ended = call(base_environment, "doctor", "--runtime", "ort-cpu", "--json")
+    assert (ended.code, ended.json["passed"]) == (3, False)
+    assert (
+        "Error: ort-cpu is not available because no onnxruntime package is installed; run `pip"
+        in (ended.stderr)
+    )
+
+
+def test_doctor_finds_two_owners_of_onnxruntime(
+    cpu_environment: Environment, onnxruntime_twins: Path
+) -> None:
+    ended = call(cpu_environment, "doctor", "--runtime", "ort-cpu", path=onnxruntime_twins)
+    assert ended.code == 3
+    assert "are both installed and own the same folder; run `pip uninstall -y" in ended.stdout
+
+
 def test_production_says_no_to_a_wrong_bundle(
     cpu_environment: Environment, wrong_bundle: Path
 ) -> None:
@@ -166,6 +223,39 @@ def test_every_module_of_the_serving_side_imports_without_torch(
         "print('torch' in sys.modules)"
     )
     assert evaluate(cpu_environment.python, code) == "False"
+
+
+LOAD = """
+import sys
+import attn_export
+with attn_export.load(sys.argv[1], warmup=True, verify=True) as session:
+    cases = attn_export.bundle.read(attn_export.bundle.Path(sys.argv[1])).cases()
+    print(session.run(cases[0].inputs)["logits"].shape, session.choice.runtime, flush=True)
+print([name for name in ("torch", "onnx_ir", "onnxscript", "jinja2") if name in sys.modules])
+"""
+
+
+def test_production_loads_and_runs_a_bundle_without_torch(
+    cpu_environment: Environment, digits_bundle: Path
+) -> None:
+    ended = run([cpu_environment.python, "-c", LOAD, digits_bundle], env=NO_PATH, cwd="/")
+    assert (ended.code, ended.stderr) == (0, "")
+    assert ended.stdout == "(1, 10) ort-cpu\n[]\n"
+
+
+def test_loading_without_a_runtime_is_one_sentence(
+    base_environment: Environment, digits_bundle: Path
+) -> None:
+    code = (
+        "import sys, attn_export\n"
+        "try:\n    attn_export.load(sys.argv[1])\n"
+        "except attn_export.AttnExportError as error:\n    print(type(error).__name__, error)"
+    )
+    ended = run([base_environment.python, "-c", code, digits_bundle], env=NO_PATH, cwd="/")
+    assert ended.stdout == (
+        "RuntimeUnavailable ort-cpu is not available because no onnxruntime package is installed;"
+        " run `pip install 'attn-export[cpu]'`, or [gpu] on a machine with an NVIDIA GPU.\n"
+    )
 
 
 def test_the_api_names_the_extra_too(cpu_environment: Environment) -> None:

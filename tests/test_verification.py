@@ -177,7 +177,7 @@ def test_json_has_no_nan_or_infinity(tmp_path: Path) -> None:
 
 
 def test_an_unknown_runtime_is_answered_with_those_there_are(digits_bundle: Path) -> None:
-    with pytest.raises(UsageError, match="no runtime 'ort-cuba'; the runtimes are torch, ort-cpu"):
+    with pytest.raises(UsageError, match="no runtime 'ort-cuba'; the runtimes are torch, torch-c"):
         verify(digits_bundle, ["ort-cuba"])
 
 

@@ -16,8 +16,8 @@ from attn_export.bench.result import Benchmark, Timing
 from attn_export.bench.stats import FEWEST_ROUNDS, summarize_rounds
 from attn_export.errors import RuntimeUnavailable, UsageError
 from attn_export.runtimes import torch_eager
+from attn_export.runtimes.table import available
 from attn_export.runtimes.threads import cores
-from attn_export.sessions import available
 
 NARROW = 0.02  # the median is known well enough when its interval is within 2 % of it
 ROUND_SECONDS = 0.25
@@ -36,6 +36,7 @@ def benchmark(
     component: str | None = None,
     batches: Sequence[int] = (),
     seconds: float = 6.0,
+    allow_fallback: bool = False,
     progress: Progress = lambda _: None,
 ) -> Benchmark:
     """Time each runtime in its own process, in interleaved rounds, on the bundle's first case.
@@ -50,6 +51,7 @@ def benchmark(
         source: the PyTorch model of the torch runtime; the manifest's where it is left out.
         batches: rows of a call; by default those of the case.
         seconds: timed seconds for each runtime and batch size, at most.
+        allow_fallback: let another provider than the one asked for run attention.
 
     Raises:
         FileError, UsageError, RuntimeUnavailable: as `verify`; UsageError also for a batch that the
@@ -80,7 +82,7 @@ def benchmark(
             arguments = [str(found.path), name, component, str(here["threads"]), case.name]
             arguments += [source] if source else []
             workers[name] = stack.enter_context(WorkerProcess(name, arguments))
-        rows = measure(workers, sizes, seconds, progress)
+        rows = measure(workers, sizes, seconds, progress, allow_fallback=allow_fallback)
     own = batch_of([e for e in found.manifest["inputs"] if e["component"] == component],
                    case.inputs)  # fmt: skip
     timings = {
@@ -143,17 +145,20 @@ def measure(
     batches: Sequence[int | None],
     seconds: float,
     progress: Progress,
+    *,
+    allow_fallback: bool = False,
 ) -> dict[int | None, dict[str, Row]]:
     """Check each worker's answers, then time those that are right, in rounds, taking turns.
 
     Args:
         batches: rows of a call, None for the case's own.
         seconds: timed, for each worker and batch; a call that takes longer is made once.
+        allow_fallback: as `benchmark`.
     """
     rows: dict[int | None, dict[str, Row]] = {batch: {} for batch in batches}
     for name, worker in workers.items():
         progress(f"starting {name}")
-        loaded = worker.ask("load")
+        loaded = worker.ask("load", allow_fallback=allow_fallback)
         own = worker.ask("check", batch=None)
         for batch in batches:
             again = batch is not None and own["passed"]

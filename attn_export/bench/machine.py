@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attn_export.runtimes.threads import quota
+from attn_export.runtimes.threads import CGROUPS, MEMBERSHIP, quota
 
 TELLING_FLAGS = (
     "avx", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8",
@@ -29,7 +29,7 @@ def machine(threads: int) -> dict[str, Any]:
     `load_average` is that of the last minute, which a measurement adds to: ask before it.
     """
     cpu = _cpuinfo()
-    cores = quota()
+    cores = quota(CGROUPS, MEMBERSHIP)
     return {
         "processor": cpu.get("model name") or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

@@ -14,8 +14,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from attn_export.runtimes import openvino, ort_cpu, torch_eager
+from attn_export.runtimes import openvino, ort_cpu
 from attn_export.runtimes.base import Session
+from attn_export.runtimes.table import MODULE_RUNTIMES
 
 SIZES = (512, 1024)  # rows, and square weights; whichever is faster: caches differ
 OPSET, IR_VERSION = 18, 10
@@ -43,7 +44,7 @@ def _product(runtime: str, threads: int, size: int) -> Callable[[], object] | No
     """A call that multiplies two float32 matrices of size x size."""
     rng = np.random.default_rng(0)
     rows, weight = rng.standard_normal((2, size, size), dtype=np.float32)
-    if runtime == torch_eager.NAME:
+    if runtime in MODULE_RUNTIMES:
         import torch
 
         left, right = torch.from_numpy(rows), torch.from_numpy(weight)

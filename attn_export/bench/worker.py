@@ -4,7 +4,7 @@ THREADS CASE [SOURCE]`.
 Reads one JSON request a line from stdin and answers each with one JSON line on the stdout that it
 was started with; whatever a library prints goes to stderr. A batch of null is the case's own.
 
-    {"do": "load"}                          -> {"first_ms", "load_ms"}: import, load and answer once
+    {"do": "load", "allow_fallback": A}     -> {"first_ms", "load_ms"}: import, load and answer once
     {"do": "check", "batch": B}             -> {"passed", "failures", "placement"}
     {"do": "run", "seconds": S, "batch": B} -> {"ms": [...]}
     {"do": "memory"}                        -> {"peak_rss_mb"}
@@ -33,7 +33,8 @@ from attn_export.bench.roofline import peak_gflops
 from attn_export.errors import AttnExportError
 from attn_export.reference import Case
 from attn_export.runtimes import torch_eager
-from attn_export.runtimes.base import Session
+from attn_export.runtimes.base import LoadOptions, Session
+from attn_export.runtimes.table import MODULE_RUNTIMES, require
 from attn_export.sessions import load
 from attn_export.verification import check_session
 
@@ -57,12 +58,15 @@ class Worker:
 
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         start = time.perf_counter()
-        if self.runtime == torch_eager.NAME:
-            torch_eager.require()
+        if self.runtime in MODULE_RUNTIMES:
+            require(self.runtime)
             import torch
 
             torch.set_num_threads(self.threads)
-        self.session = load(self.bundle, self.runtime, self.component, self.threads, self.source)
+        self.session = load(
+            self.bundle, self.runtime, self.component, self.threads, self.source,
+            LoadOptions(allow_fallback=bool(request.get("allow_fallback"))),
+        )  # fmt: skip
         loaded = time.perf_counter()
         self.session.run(self.timed[None].inputs)
         return {
@@ -103,10 +107,12 @@ class Worker:
 
     def work(self, request: dict[str, Any]) -> dict[str, Any]:
         inputs = self._case(request.get("batch")).inputs
+        session = self.session
+        assert session is not None
         if self.runtime == torch_eager.NAME:
-            session = self.session
-            assert session is not None
             return {"flops": torch_products.count(lambda: session.run(inputs)), "uncounted": {}}
+        if self.runtime in MODULE_RUNTIMES:  # compiled code is not seen by PyTorch's counter
+            return {"flops": None, "uncounted": {}}
         path = self.bundle.model_path(self.bundle.target_for(self.runtime, self.component))
         found = products.count(path, {name: array.shape for name, array in inputs.items()})
         return {"flops": found.flops, "uncounted": dict(found.uncounted)}

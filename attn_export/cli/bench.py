@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attn_export.cli.options import Output, output_options
+from attn_export.cli.options import Output, output_options, runtime_options
 from attn_export.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command("bench")
 @click.argument("model", metavar="BUNDLE_OR_MODEL", type=click.Path(path_type=Path))
-@click.option("--runtime", "runtimes", multiple=True, help="Runtime to time; may be repeated.")
+@runtime_options
 @click.option("--baseline", help="Runtime that the others are divided by; torch if installed.")
 @click.option("--source", help="The PyTorch model, where it moved since the export.")
 @click.option("--component", help="The graph to time, where a bundle has several.")
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 def command(
     model: Path,
     runtimes: tuple[str, ...],
+    allow_fallback: bool,
     baseline: str | None,
     source: str | None,
     component: str | None,
@@ -76,6 +77,7 @@ def command(
             component=component,
             batches=sizes,
             seconds=seconds,
+            allow_fallback=allow_fallback,
             progress=progress,
         )
     shown = result.to_json()

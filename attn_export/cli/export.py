@@ -45,7 +45,13 @@ def command(
     from attn_export.pipeline import Options, export_and_verify
 
     options = Options(
-        split_targets(targets), precision, overwrite, inputs, dynamic, lowering, not keep_work
+        split_targets(targets),
+        precision,
+        overwrite,
+        inputs,
+        dynamic,
+        lowering,
+        less_work=not keep_work,
     )
     with output.progress() as progress:
         outcome = export_and_verify(source, folder, options, progress)

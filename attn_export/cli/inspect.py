@@ -13,23 +13,66 @@ from attn_export.requirement import Requirement
 
 @click.command("inspect")
 @click.argument("model")
-@click.option("--target", default="cpu", show_default=True, help="What the sites would become on.")
+@click.option("--target", help="What the sites would become on: cpu, unless --runtime is given.")
+@click.option("--runtime", metavar="RUNTIME",
+              help="Run a bundle there: where each site went, and by which kernel.")  # fmt: skip
 @requirement_options
 @output_options
-def command(model: str, target: str, requirement: Requirement, output: Output) -> None:
+def command(
+    model: str, target: str | None, runtime: str | None, requirement: Requirement, output: Output
+) -> None:
     """List the attention sites of MODEL: a bundle, an .onnx file or a source."""
-    from attn_export.cli.tables import print_account
+    from attn_export.cli.tables import print_account, print_placement
 
     with output.progress() as progress:
-        accounts = _accounts(model, target, progress)
+        if runtime is None:
+            accounts = _accounts(model, target or "cpu", progress)
+        else:
+            accounts = _accounts_on(model, target, runtime, progress)
     for account in accounts:
         print_account(output.console, account, account.get("notes", ()))
+        if "placement" in account:
+            print_placement(output.console, account["placement"])
     for note in requirement.unused(accounts):
         output.console.print(f"Note: {note}.")
     whole = accounts[0] if len(accounts) == 1 else {"model": model, "components": accounts}
     output.result(whole)
     if failure := requirement.failure(accounts):
         raise failure
+
+
+def _accounts_on(
+    model: str, target: str | None, runtime: str, progress: Any
+) -> list[dict[str, Any]]:
+    """The sites of a bundle's graphs for a runtime, and what computed them there."""
+    from attn_export.bundle import read
+    from attn_export.errors import UsageError
+    from attn_export.kernel_trace import by_site, trace
+    from attn_export.runtimes import table
+
+    if not Path(model).is_dir():
+        raise UsageError(f"--runtime runs a bundle, and {model} is none", "leave it out, or export")
+    if target is not None:
+        raise UsageError("--target and --runtime are both given", "give one of them")
+    bundle = read(Path(model))
+    found = table.find(runtime)
+    accounts = []
+    for component in bundle.components:
+        table.require(runtime)
+        row = bundle.target_for(found.GRAPHS, component)
+        progress(f"running {component} on {runtime}")
+        seen, note = trace(bundle, runtime, component)
+        sites = by_site(row["sites"], seen)
+        placement = {"runtime": runtime, "sites": sites, "note": note}
+        accounts.append({**_account(model, row), "placement": placement})
+    return accounts
+
+
+def _account(model: str, row: dict[str, Any]) -> dict[str, Any]:
+    keys = (
+        "sites", "total", "recognised", "lowered", "refused", "other", "rotary", "linear", "work",
+    )  # fmt: skip
+    return {"model": f"{model}/{row['file']}", **{key: row[key] for key in keys if key in row}}
 
 
 def _accounts(model: str, target: str, progress: Any) -> list[dict[str, Any]]:
@@ -43,14 +86,7 @@ def _accounts(model: str, target: str, progress: Any) -> list[dict[str, Any]]:
         if not rows:
             have = ", ".join(dict.fromkeys(row["name"] for row in bundle.targets()))
             raise UsageError(f"the bundle has no target '{target}'", f"its targets are {have}")
-        keys = (
-            "sites", "total", "recognised", "lowered", "refused", "other", "rotary", "linear",
-            "work",
-        )  # fmt: skip
-        return [
-            {"model": f"{model}/{row['file']}", **{key: row[key] for key in keys if key in row}}
-            for row in rows
-        ]
+        return [_account(model, row) for row in rows]
     from attn_export.extras import require
 
     require("graph" if path.suffix == ".onnx" else "export")

@@ -134,5 +134,27 @@ def lowering_option(command: Command) -> Command:
                         help="What attention becomes.")(command)  # fmt: skip
 
 
+def runtime_options(command: Command) -> Command:
+    """Add --runtime and --allow-fallback."""
+    options = (
+        click.option("--runtime", "runtimes", multiple=True, metavar="RUNTIME",
+                     help="torch, torch-compile, ort-cpu, ort-cuda, ort-tensorrt, openvino,"
+                     " onnx-reference or ort-ep:NAME; may be repeated. `doctor` says which work."),
+        fallback_option,
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def fallback_option(command: Command) -> Command:
+    """Add --allow-fallback."""
+    return click.option(
+        "--allow-fallback",
+        is_flag=True,
+        help="Let another execution provider than the one asked for run attention.",
+    )(command)
+
+
 def split_targets(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())

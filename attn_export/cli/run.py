@@ -9,6 +9,7 @@ import click
 from attn_export.cli.options import (
     Output,
     export_options,
+    fallback_option,
     output_options,
     requirement_options,
     split_targets,
@@ -23,6 +24,7 @@ from attn_export.requirement import Requirement
 @click.option("--seconds", default=6.0, show_default=True, type=click.FloatRange(0, 86_400),
               help="Timed seconds for each runtime.")  # fmt: skip
 @export_options
+@fallback_option
 @requirement_options
 @output_options
 def command(
@@ -36,6 +38,7 @@ def command(
     inputs: tuple[str, ...],
     lowering: str,
     keep_work: bool,
+    allow_fallback: bool,
     requirement: Requirement,
     output: Output,
 ) -> None:
@@ -47,7 +50,14 @@ def command(
     from attn_export.pipeline import Options, fresh_folder, run
 
     options = Options(
-        split_targets(targets), precision, overwrite, inputs, dynamic, lowering, not keep_work
+        split_targets(targets),
+        precision,
+        overwrite,
+        inputs,
+        dynamic,
+        lowering,
+        less_work=not keep_work,
+        allow_fallback=allow_fallback,
     )
     with output.progress() as progress:
         outcome = run(source, folder or fresh_folder(source), options, seconds, progress)

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from attn_export.cli.plain_table import plain_table as _table
+from attn_export.doctor import Diagnosis
 from attn_export.parity.result import Verification
 
 
@@ -45,6 +46,21 @@ def print_account(console: Console, account: Mapping[str, Any], notes: Sequence[
         console.print(f"{reason[0].upper()}{reason[1:]}")
     for note in notes:
         console.print(f"Note: {note}.")
+
+
+def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
+    """Where each site of an account ran, from `inspect --runtime --json`."""
+    table = _table(f"On {placement['runtime']}", "site", "provider", "op", "ran", "kernel")
+    for site in placement["sites"]:
+        if site["node"] is None:
+            table.add_row(site["name"], "taken apart, or not told", "", "", "")
+            continue
+        kernel = site["kernel"] or "the provider does not say"
+        ran = "yes" if site["ran"] else "not recorded"
+        table.add_row(site["name"], site["provider"], site["op"], ran, kernel)
+    console.print(table)
+    if placement["note"]:
+        console.print(f"Note: {placement['note']}.")
 
 
 def other_lines(account: Mapping[str, Any]) -> list[str]:
@@ -85,6 +101,15 @@ def parity_table(result: Verification, reference: str = "PyTorch") -> Table:
     return table
 
 
+def fallback_lines(result: Verification) -> list[str]:
+    """A sentence for each runtime that let another provider run attention."""
+    return [
+        f"{name} passed some of its attention on: {runtime.fallback}."
+        for name, runtime in result.runtimes.items()
+        if runtime.fallback
+    ]
+
+
 def drift_lines(result: Verification) -> list[str]:
     """Where each runtime that is wrong goes wrong first, safe from markup."""
     lines = []
@@ -123,4 +148,32 @@ def metric_lines(result: Verification) -> list[str]:
             lines[0] += f", {runtime} {found.metric:.2%} ({same})"
         if found.unscored:
             lines.append(f"{runtime} was not scored: {found.unscored}")
+    return lines
+
+
+def doctor_table(result: Diagnosis) -> Table:
+    """One row for each runtime."""
+    verdicts = {"pass": "[green]PASS[/]", "fail": "[red]FAIL[/]", "unavailable": "not available"}
+    table = _table("Runtimes of this machine", "runtime", "", "ms", "versions", "device", "driver",
+                   right=("ms",))  # fmt: skip
+    for found in result.findings:
+        versions = ", ".join(f"{name} {number}" for name, number in found.versions.items())
+        took = "" if found.ms is None else f"{found.ms:.0f}"
+        table.add_row(
+            found.runtime, verdicts[found.status], took, versions, found.device, found.driver
+        )
+    return table
+
+
+def doctor_lines(result: Diagnosis) -> list[str]:
+    """What was seen of each runtime that did not pass, and of the libraries of all."""
+    lines = []
+    for found in result.findings:
+        if found.status != "pass":
+            lines.append(f"{found.runtime}: {found.observed}; {found.fix}.")
+        here = [f"{name} ({path})" for name, path in found.libraries.items() if path]
+        if here:
+            lines.append(f"{found.runtime} libraries found: {', '.join(here)}")
+        if found.missing:
+            lines.append(f"{found.runtime} libraries missing: {', '.join(found.missing)}")
     return lines

@@ -1,22 +1,33 @@
 """Greedy generation over a bundle's components. Needs numpy alone.
 
-The components before the step (an encoder) run once; the step runs once a token. Its inputs are the
-token, `state` that its own outputs carry on, and whatever else the inputs and the outputs of the
-components before it provide under the same name.
+The components before the step (an encoder, or a prefill) run once; the step runs once a token. Its
+inputs are the token, `state` that outputs carry on, and whatever else the inputs and the outputs of
+the components before it provide under the same name. Where one of those (a prefill) gives `logits`
+already, the first token is its own; otherwise the step starts from the token `bos`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attn_export.errors import InputError
 from attn_export.parity.tolerance import Array
 
 Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
-TOKEN = "input_ids"
+TOKEN, LOGITS, MASK = "input_ids", "logits", "attention_mask"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One token a row: `tokens` int64 (B,), and the outputs of the run that it came from."""
+
+    tokens: NDArray[np.int64]
+    outputs: Mapping[str, Array]
 
 
 def greedy(
@@ -24,36 +35,101 @@ def greedy(
 ) -> tuple[NDArray[np.int64], list[Mapping[str, Array]]]:
     """The most likely token at each step until every row has ended.
 
+    Returns tokens int64 (B, steps) without `bos`, and every step's outputs; otherwise as `steps`.
+    """
+    made = list(steps(manifest, runs, inputs))
+    return np.stack([step.tokens for step in made], axis=1), [step.outputs for step in made]
+
+
+def steps(
+    manifest: Mapping[str, Any],
+    runs: Mapping[str, Run],
+    inputs: Mapping[str, Array],
+    max_length: int | None = None,
+) -> Iterator[Step]:
+    """The most likely token of each row, step after step, until every row has ended.
+
+    Rows that ended go on with the end token.
+
     Args:
         manifest: a bundle's manifest, for its `components`, `inputs`, `state` and `generate`.
         runs: component -> function from inputs to outputs.
-        inputs: of the components before the step.
+        inputs: of the components before the step, (B, ...) each; prompts are padded on the left.
+        max_length: the most tokens; the manifest's where it is left out.
 
-    Returns tokens int64 (B, steps) without the first one, and every step's outputs. Rows that ended
-    go on with the end token.
+    Raises:
+        InputError: an input is missing, a prompt is padded on the right, or the caches cannot take
+            `max_length` tokens. Nothing of the step has run then.
     """
     *before, step = manifest["components"]
-    rules = manifest["generate"]
-    known = dict(inputs)
+    rules, known = manifest["generate"], dict(inputs)
     for component in before:
-        known |= runs[component]({name: known[name] for name in names(manifest, component)})
+        known |= runs[component](_take(manifest, component, known))
     batch = next(iter(inputs.values())).shape[0]
+    length = rules["max_length"] if max_length is None else max_length
+    made = {name: known[name] for name in known.keys() - inputs.keys()} if LOGITS in known else {}
+    if made:
+        _refuse_right_padding(inputs)
+        known |= {s["input"]: made[s["output"]] for s in manifest["state"] if s["output"] in made}
     known |= _first_state(manifest, step, known, batch)
-    token = np.full((batch, 1), rules["bos"], dtype=np.int64)
+    _check_room(manifest, step, known, length, int(bool(made)))
+    token = np.full(batch, rules["bos"], dtype=np.int64)
     ended = np.zeros(batch, dtype=bool)
-    tokens, outputs = [], []
-    for _ in range(rules["max_length"]):
-        known[TOKEN] = token
-        made = runs[step]({name: known[name] for name in names(manifest, step)})
-        known |= {entry["input"]: made[entry["output"]] for entry in manifest["state"]}
-        chosen = made["logits"][:, -1].argmax(-1).astype(np.int64)
-        token = np.where(ended, rules["eos"], chosen)[:, None]
-        tokens.append(token)
-        outputs.append(made)
-        ended |= token[:, 0] == rules["eos"]
+    for _ in range(length):
+        if not made:
+            known[TOKEN] = token[:, None]
+            made = dict(runs[step](_take(manifest, step, known)))
+            known |= {entry["input"]: made[entry["output"]] for entry in manifest["state"]}
+        token = np.where(ended, rules["eos"], made[LOGITS][:, -1].argmax(-1)).astype(np.int64)
+        yield Step(token, made)
+        made = {}
+        ended |= token == rules["eos"]
         if ended.all():
             break
-    return np.concatenate(tokens, axis=1), outputs
+
+
+def _take(
+    manifest: Mapping[str, Any], component: str, known: Mapping[str, Array]
+) -> dict[str, Array]:
+    wanted = names(manifest, component)
+    for name in wanted:
+        if name not in known:
+            raise InputError(
+                f"input '{name}' of '{component}' is missing",
+                f"give it beside {', '.join(known) or 'nothing'}",
+            )
+    return {name: known[name] for name in wanted}
+
+
+def _refuse_right_padding(inputs: Mapping[str, Array]) -> None:
+    """The next token is read at the last position, which must be one of the prompt's."""
+    mask = inputs.get(MASK)
+    if mask is not None and mask.ndim == 2 and not mask[:, -1].all():
+        row = int(np.flatnonzero(mask[:, -1] == 0)[0])
+        raise InputError(f"the prompt in row {row} is padded on the right", "pad it on the left")
+
+
+def _check_room(
+    manifest: Mapping[str, Any], step: str, known: Mapping[str, Array], length: int, first: int
+) -> None:
+    """A cache is one longer at each run, inside of the graph's range; `first` tokens need none."""
+    if length < 1:
+        raise InputError(f"max_length is {length}", "give 1 or more")
+    entries = {e["name"]: e for e in manifest["inputs"] if e["component"] == step}
+    made = {e["name"]: e["shape"] for e in manifest["outputs"] if e["component"] == step}
+    for state in manifest["state"]:
+        entry, axis = entries[state["input"]], state["axis"]
+        size = entry["shape"][axis]
+        if made[state["output"]][axis] == size or size not in entry.get("ranges", {}):
+            continue
+        start, most = known[entry["name"]].shape[axis], entry["ranges"][size][1]
+        room = most - start + 1 + first
+        if length > room:
+            raise InputError(
+                f"{length} tokens after {start} cached ones do not fit into a cache of {most}",
+                f"give max_length={room} or a shorter prompt" if room > 0
+                else "give a shorter prompt",
+            )  # fmt: skip
 
 
 def names(manifest: Mapping[str, Any], component: str) -> list[str]:

@@ -21,6 +21,7 @@ class RuntimeResult:
         metric: the bundle's task score on this runtime; None where the bundle has none, or where
             the answers are wrong anyway.
         stands_in_for: the runtime that the graph is for, where another one ran it.
+        fallback: attention that another provider ran, where that was allowed.
         drift: the first value inside of the graph that is wrong, where an output is.
         undrifted: why that was not found.
     """
@@ -31,6 +32,7 @@ class RuntimeResult:
     metric: float | None = None
     unscored: str = ""
     stands_in_for: str | None = None
+    fallback: str = ""
     drift: Drift | None = None
     undrifted: str = ""
 
@@ -66,6 +68,7 @@ class RuntimeResult:
             "metric": self.metric,
             "unscored": self.unscored,
             "stands_in_for": self.stands_in_for,
+            "fallback": self.fallback,
             "failures": self.failures if not self.passed else [],
             "first_drift": self.drift.to_json() if self.drift else None,
         }

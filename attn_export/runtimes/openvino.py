@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,21 @@ from numpy.typing import NDArray
 
 from attn_export.errors import FileError, RuntimeUnavailable, one_line
 from attn_export.protos import with_weights
-from attn_export.runtimes.base import Arrays, Availability, GraphBytes, Session, TensorSpec
+from attn_export.runtimes.base import (
+    DEFAULTS,
+    Arrays,
+    Availability,
+    Graph,
+    GraphBytes,
+    LoadOptions,
+    Session,
+    TensorSpec,
+)
 from attn_export.runtimes.packages import version
 from attn_export.runtimes.threads import cores
 
 NAME = "openvino"
+GRAPHS = (NAME,)
 DEVICE = "CPU"
 DTYPES = {"boolean": "bool", "f16": "float16", "f32": "float32", "f64": "float64"}
 DTYPES |= {f"{kind}{bits}": f"{name}int{bits}" for kind, name in (("i", ""), ("u", "u"))
@@ -33,7 +43,7 @@ def availability() -> Availability:
         _import()
     except RuntimeUnavailable as error:
         return Availability(NAME, False, error.observed, error.way_out)
-    return Availability(NAME, True, versions={"openvino": number})
+    return Availability(NAME, True, versions={"openvino": number}, device=DEVICE)
 
 
 def _import() -> Any:
@@ -50,7 +60,7 @@ def _import() -> Any:
 class OpenVinoSession(Session):
     """A model compiled for the CPU; computed in float32, where OpenVINO may choose bfloat16."""
 
-    def __init__(self, model: Path | bytes | GraphBytes, threads: int) -> None:
+    def __init__(self, model: Graph, threads: int) -> None:
         """Load a model from a path (external data beside it) or serialized.
 
         Raises:
@@ -71,12 +81,13 @@ class OpenVinoSession(Session):
                 f"OpenVINO refuses {name} ({one_line(error)})",
                 "export it again, or with another --lowering",
             ) from error
+        self._requests = threading.local()  # a request that one thread runs refuses all others
         self._outputs = [output.get_any_name() for output in self._compiled.outputs]
         super().__init__(NAME, [_spec(port) for port in self._compiled.inputs])
 
     def _run(self, inputs: Mapping[str, NDArray[np.generic]]) -> Arrays:
         try:
-            values = self._compiled(dict(inputs))
+            values = self._request().infer(dict(inputs))
         except RuntimeError as error:
             raise FileError(
                 f"OpenVINO failed on the model ({one_line(error)})",
@@ -84,11 +95,17 @@ class OpenVinoSession(Session):
             ) from error
         return {name: np.array(values[index]) for index, name in enumerate(self._outputs)}
 
+    def _request(self) -> Any:
+        if not hasattr(self._requests, "own"):
+            self._requests.own = self._compiled.create_infer_request()
+        return self._requests.own
+
     def placement(self) -> dict[str, int]:
         return {DEVICE: len(self._compiled.get_runtime_model().get_ops())}
 
-    def close(self) -> None:
+    def _close(self) -> None:
         self._compiled = None
+        self._requests = threading.local()
 
 
 def _spec(port: Any) -> TensorSpec:
@@ -106,14 +123,10 @@ def _spec(port: Any) -> TensorSpec:
     return TensorSpec(name, DTYPES[kind], sizes)
 
 
-def load(model: Path | bytes | GraphBytes, threads: int | None = None) -> OpenVinoSession:
-    """Load a model.
-
-    Raises:
-        RuntimeUnavailable: openvino is not installed.
-        FileError: OpenVINO refuses the model.
-    """
+def load(
+    model: Graph, threads: int | None = None, options: LoadOptions = DEFAULTS
+) -> OpenVinoSession:
+    """As `Runtime.load`."""
     found = availability()
-    if not found.ok:
-        raise RuntimeUnavailable(found.observed, found.fix)
+    found.require()
     return OpenVinoSession(model, threads or cores())

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attn_export.errors import RuntimeUnavailable
 from attn_export.runtimes.base import Arrays, Availability, Session, TensorSpec
 from attn_export.runtimes.packages import version
 
@@ -24,7 +23,7 @@ def availability() -> Availability:
         return Availability(
             NAME, False, "torch is not installed", "run `pip install 'attn-export[export]'`"
         )
-    return Availability(NAME, True, versions={"torch": number})
+    return Availability(NAME, True, versions={"torch": number}, device="CPU")
 
 
 class TorchSession(Session):
@@ -36,14 +35,15 @@ class TorchSession(Session):
         inputs: Sequence[TensorSpec],
         outputs: Sequence[str],
         names: Mapping[str, str] | None = None,
+        runtime: str = NAME,
     ) -> None:
         """`names` is parameter -> input name, for those that differ.
 
         The module is put into eval mode, and back into its own when the session is closed.
         """
-        super().__init__(NAME, inputs)
+        super().__init__(runtime, inputs)
         self._parameters = {name: parameter for parameter, name in (names or {}).items()}
-        self._module: nn.Module | None = module
+        self._call: Callable[..., Any] | None = module
         self._modes = {child: child.training for child in module.modules()}
         module.eval()
         self._outputs = tuple(outputs)
@@ -53,25 +53,17 @@ class TorchSession(Session):
 
         from attn_export.outputs import named_tensors
 
-        if self._module is None:
-            raise RuntimeError("this session is closed")
+        assert self._call is not None
         tensors = {self._parameters.get(name, name): torch.tensor(a) for name, a in inputs.items()}
         with torch.inference_mode():
-            values = [value.numpy() for _, value in named_tensors(self._module(**tensors))]
+            values = [value.numpy() for _, value in named_tensors(self._call(**tensors))]
         return dict(zip(self._outputs, values, strict=True))
 
     def placement(self) -> dict[str, int]:
         return {"CPU": 1}
 
-    def close(self) -> None:
+    def _close(self) -> None:
         for child, training in self._modes.items():
             child.training = training
         self._modes = {}
-        self._module = None
-
-
-def require() -> None:
-    """Raise RuntimeUnavailable where torch is not installed."""
-    found = availability()
-    if not found.ok:
-        raise RuntimeUnavailable(found.observed, found.fix)
+        self._call = None

@@ -38,6 +38,7 @@ PRINTED = [
     (["bench", "BUNDLE", "--seconds", "0.2"],
      {"model", "component", "runtimes", "batches", "unavailable", "baseline", "case", "noisy",
       "busy", "machine", "versions"}),
+    (["doctor", "--runtime", "ort-cpu"], {"runtimes", "passed", "machine", "versions"}),
     (["report", "BUNDLE"], {"report"}),
     (["export", "printing.py:build", "-o", "a"],
      {"bundle", "targets", "notes", "verify", "bench"}),

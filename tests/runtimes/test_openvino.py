@@ -56,5 +56,6 @@ def test_without_the_package_one_sentence_says_how_to_get_it() -> None:
     with pytest.raises(RuntimeUnavailable) as told:
         openvino.load(attention())
     assert str(told.value) == (
-        "openvino is not installed; run `pip install 'attn-export[openvino]'`."
+        "openvino is not available because openvino is not installed;"
+        " run `pip install 'attn-export[openvino]'`."
     )

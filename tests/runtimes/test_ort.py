@@ -12,7 +12,7 @@ import pytest
 from attn_export import bundle as bundles
 from attn_export.errors import FileError, RuntimeUnavailable, UsageError
 from attn_export.runtimes import ort_cpu, torch_eager
-from attn_export.runtimes.ort import OrtSession
+from attn_export.runtimes.ort import OrtSession, Provider
 from attn_export.runtimes.packages import OWNERS, onnxruntime_owner, version
 
 
@@ -49,7 +49,7 @@ def test_unoptimised_and_optimised_answers_agree(digits_bundle: Path) -> None:
 def test_a_provider_that_is_not_there_is_never_replaced_by_the_cpu(digits_bundle: Path) -> None:
     with pytest.raises(RuntimeUnavailable) as raised:
         OrtSession(
-            "ort-nowhere", digits_bundle / "model.cpu.onnx", ["QNNExecutionProvider"], threads=1
+            "ort-nowhere", digits_bundle / "model.cpu.onnx", [Provider("QNNExecutionProvider")], 1
         )
     assert str(raised.value).startswith(
         "QNNExecutionProvider is not part of the installed onnxruntime"

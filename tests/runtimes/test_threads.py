@@ -9,34 +9,66 @@ from pathlib import Path
 
 import pytest
 
+from attn_export.runtimes import threads
 from attn_export.runtimes.threads import cores, quota
+
+FILES = {
+    "own group": ({"cpu.max": "200000 100000"}, "0::/", 2.0),
+    "a share of a core": ({"cpu.max": "50000 100000"}, "0::/", 0.5),
+    "no quota": ({"cpu.max": "max 100000"}, "0::/", None),
+    "no control groups": ({}, "0::/", None),
+    "the group around it is tighter": (
+        {"pod/cpu.max": "100000 100000", "pod/box/cpu.max": "400000 100000"}, "0::/pod/box", 1.0,
+    ),
+    "the host's path, seen from inside": ({"cpu.max": "300000 100000"}, "0::/docker/1f2e", 3.0),
+    "version 1": (
+        {"cpu,cpuacct/cpu.cfs_quota_us": "150000", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
+        "7:memory:/\n4:cpu,cpuacct:/", 1.5,
+    ),
+    "version 1 without a quota": (
+        {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, "4:cpu:/", None,
+    ),
+    "version 1, the host's path": (
+        {"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"},
+        "4:cpu,cpuacct:/docker/1f2e\n0::/docker/1f2e", 4.0,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def control_groups(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, Path]:
+    files, membership, _ = FILES[request.param]
+    for name, text in files.items():
+        path = tmp_path / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    (tmp_path / "membership").write_text(membership + "\n")
+    return tmp_path / "cgroup", tmp_path / "membership"
 
 
 @pytest.mark.parametrize(
-    ("text", "granted"),
-    [
-        ("200000 100000\n", 2.0),
-        ("150000 100000\n", 1.5),
-        ("50000 100000\n", 0.5),
-        ("max 100000\n", None),
-    ],
+    ("control_groups", "allowed"),
+    [(name, row[2]) for name, row in FILES.items()],
+    indirect=["control_groups"],
 )
-def test_a_containers_quota_in_cores(tmp_path: Path, text: str, granted: float | None) -> None:
-    (tmp_path / "cpu.max").write_text(text)
-    assert quota(tmp_path / "cpu.max") == granted
-
-
-def test_without_a_quota_nothing_is_cut(tmp_path: Path) -> None:
-    assert quota(tmp_path / "none") is None
-
-
-@pytest.mark.parametrize(("granted", "threads"), [(1.5, 2), (0.5, 1), (None, 4)])
-def test_a_quota_is_rounded_up(
-    granted: float | None, threads: int, monkeypatch: pytest.MonkeyPatch
+def test_the_tightest_quota_of_a_containers_groups_is_found(
+    control_groups: tuple[Path, Path], allowed: float | None
 ) -> None:
-    monkeypatch.setattr("attn_export.runtimes.threads.quota", lambda: granted)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
-    assert cores() == threads
+    assert quota(*control_groups) == allowed
+
+
+@pytest.mark.parametrize(
+    ("control_groups", "found"),
+    [("a share of a core", 1), ("version 1", 2), ("own group", 2), ("no quota", 8)],
+    indirect=["control_groups"],
+)
+def test_a_quota_is_rounded_up_to_whole_threads(
+    control_groups: tuple[Path, Path], found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "CGROUPS", control_groups[0])
+    monkeypatch.setattr(threads, "MEMBERSHIP", control_groups[1])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert cores() == found
 
 
 def test_no_more_cores_than_the_process_may_use() -> None:
