@@ -34,7 +34,7 @@ from attn_export.errors import AttnExportError
 from attn_export.reference import Case
 from attn_export.runtimes import torch_eager
 from attn_export.runtimes.base import LoadOptions, Session
-from attn_export.runtimes.table import MODULE_RUNTIMES, require
+from attn_export.runtimes.table import MODULE_RUNTIMES, find, require
 from attn_export.sessions import load
 from attn_export.verification import check_session
 
@@ -113,7 +113,9 @@ class Worker:
             return {"flops": torch_products.count(lambda: session.run(inputs)), "uncounted": {}}
         if self.runtime in MODULE_RUNTIMES:  # compiled code is not seen by PyTorch's counter
             return {"flops": None, "uncounted": {}}
-        path = self.bundle.model_path(self.bundle.target_for(self.runtime, self.component))
+        path = self.bundle.model_path(
+            self.bundle.target_for(find(self.runtime).GRAPHS, self.component)
+        )
         found = products.count(path, {name: array.shape for name, array in inputs.items()})
         return {"flops": found.flops, "uncounted": dict(found.uncounted)}
 

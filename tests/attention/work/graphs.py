@@ -94,7 +94,7 @@ def inputs_of(model: ir.Model, batch: int, seed: int = 0) -> Arrays:
 
 
 def run(model: ir.Model, inputs: Arrays, *, optimize: bool = True) -> Arrays:
-    with ort_cpu.load(ir.to_proto(model).SerializeToString(), 1, optimize) as session:
+    with ort_cpu.load(ir.to_proto(model).SerializeToString(), 1, optimize=optimize) as session:
         return session.run(inputs)
 
 
