@@ -46,7 +46,7 @@ def export(
 
     Args:
         source: a Source, or what `attn-export export SOURCE` takes.
-        targets: of "cpu", "cuda", "tensorrt" and "openvino"; each gets its own graph.
+        targets: of "cpu", "cuda", "tensorrt", "openvino" and "web"; each gets its own graph.
         dynamic: `INPUT=AXIS:MIN..MAX`.
         lowering: "auto", "contrib", "standard" or "decomposed".
 

@@ -18,9 +18,11 @@ from attn_export.capability.kernels import (
     SPARSE_ATTENTION,
     STANDARD_ATTENTION,
     TENSORRT,
+    WEB,
 )
 
-ORT = (CPU, CUDA)
+PORTABLE = (CPU, WEB)  # the same kernels, compiled to machine code or to WebAssembly
+ORT = (*PORTABLE, CUDA)
 ANYWHERE = tuple(RUNTIMES)
 CONTRIB_SCHEMA = "ONNX Runtime contrib operators"
 STANDARD_SCHEMA = "ONNX operator Attention"
@@ -86,7 +88,7 @@ LIMITS = (
     Limit(CONTRIB_ATTENTION, ANYWHERE, ("weights read",), "weights-used",
           "does not return its weights", CONTRIB_SCHEMA),
 
-    Limit(MULTI_HEAD_ATTENTION, (CPU,), ("causal", "S may be below T", "not cache"), "causal",
+    Limit(MULTI_HEAD_ATTENTION, PORTABLE, ("causal", "S may be below T", "not cache"), "causal",
           "leaves its last query unmasked where S is below T", RAN),
     Limit(MULTI_HEAD_ATTENTION, ORT, ("dense mask", "blocked rows"), "blocked-rows",
           "gives NaN on a row of -inf", RAN),
@@ -138,7 +140,7 @@ LIMITS = (
     Limit(STANDARD_ATTENTION, ANYWHERE, ("opset 25 or later",), "no-kernel",
           "is taken apart by ONNX Runtime 1.32 and wrong on OpenVINO from opset 25 on",
           "run on ONNX Runtime 1.32 and OpenVINO 2026.4.1"),
-    Limit(STANDARD_ATTENTION, (CPU,), ("opset 24",), "no-kernel",
+    Limit(STANDARD_ATTENTION, PORTABLE, ("opset 24",), "no-kernel",
           "is wrong at opset 24 before 1.25", "run on ONNX Runtime 1.24 and 1.25",
           before=(1, 25)),
     Limit(STANDARD_ATTENTION, ORT, ("softcap", "mask"), "softcap",
@@ -175,26 +177,26 @@ LIMITS = (
 
 
 REQUIREMENTS = (
-    Requirement(CONTRIB_ATTENTION, (CPU,),
+    Requirement(CONTRIB_ATTENTION, PORTABLE,
                 "give a bias, zeros if there is none: the kernel reads it unchecked", RAN),
-    Requirement(CONTRIB_ATTENTION, (CPU,), "give a mask of at most 3 axes", RAN),
+    Requirement(CONTRIB_ATTENTION, PORTABLE, "give a mask of at most 3 axes", RAN),
     Requirement(CONTRIB_ATTENTION, ANYWHERE, "give the bias on scores as (1 or B, 1 or N, S, T)",
                 CONTRIB_SCHEMA),
     Requirement(CONTRIB_ATTENTION, ANYWHERE, "ask for the present cache where a past one is given",
                 CONTRIB_SCHEMA),
-    Requirement(MULTI_HEAD_ATTENTION, (CPU,),
+    Requirement(MULTI_HEAD_ATTENTION, PORTABLE,
                 "ask for the three outputs where a past cache is given: without them the answer is"
                 " wrong", RAN),
     Requirement(MULTI_HEAD_ATTENTION, ANYWHERE,
                 "give the bias on scores as (1 or B, 1 or N, S, T); S and T are not broadcast",
                 RAN),
-    Requirement(MULTI_HEAD_ATTENTION, (CPU,),
+    Requirement(MULTI_HEAD_ATTENTION, PORTABLE,
                 "give query, key and value apart: packed 5-D ones have no kernel", RAN),
     Requirement(MULTI_HEAD_ATTENTION, (CUDA,), "give no past beside packed 5-D inputs", BINARY),
     Requirement(MULTI_HEAD_ATTENTION, ORT, "give key_padding_mask as int32", RAN),
     Requirement(GROUP_QUERY_ATTENTION, ORT,
                 "give seqlens_k, int32 (B), as the number of keys less 1", CONTRIB_SCHEMA),
-    Requirement(GROUP_QUERY_ATTENTION, (CPU,), "give no q_norm or k_norm weights", RAN),
+    Requirement(GROUP_QUERY_ATTENTION, PORTABLE, "give no q_norm or k_norm weights", RAN),
     Requirement(STANDARD_ATTENTION, ORT,
                 "give a mask whose last axes are S and T: the kernel does not broadcast them",
                 "run on ONNX Runtime 1.23 to 1.32"),

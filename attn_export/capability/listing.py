@@ -14,9 +14,9 @@ from attn_export.capability.targets import TARGETS
 HEAD = """# What each attention op may do on each runtime
 
 This page is made from `attn_export/capability/`; a test checks that it is up to date. Each row says
-where it is known from. What is said of ONNX Runtime's CPU provider is run by
-`tests/capability/test_facts.py`, what is said of OpenVINO by `test_openvino_facts.py` where that is
-installed; the rest was read, and no graph for those runtimes is called proved: its proofs are
+where it is known from. What is said of ONNX Runtime's CPU provider, and of the same kernels in
+WebAssembly (`ort-web`), is run by `tests/capability/test_facts.py`, what is said of OpenVINO by
+`test_openvino_facts.py` where that is installed; of a browser's WebGPU nothing is said; the rest was read, and no graph for those runtimes is called proved: its proofs are
 `stand-in`.
 
 An op that is not listed under Kernels has none on that runtime. Products, softmax and sums run

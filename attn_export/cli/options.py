@@ -75,7 +75,7 @@ def export_options(command: Command) -> Command:
     """Add the options of everything that exports."""
     options = (
         click.option("--target", "targets", default="cpu", show_default=True, metavar="T[,T]...",
-                     help="What to make graphs for: cpu, cuda, tensorrt, openvino."),
+                     help="What to make graphs for: cpu, cuda, tensorrt, openvino, web."),
         click.option("--precision", default="fp32", show_default=True, help="fp32."),
         click.option("--overwrite", is_flag=True, help="Replace a bundle that exists."),
         click.option("--dynamic", multiple=True, metavar="INPUT=AXIS:MIN..MAX",

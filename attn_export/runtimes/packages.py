@@ -10,7 +10,9 @@ from importlib import metadata
 
 from attn_export.capability import TARGETS
 from attn_export.errors import RuntimeUnavailable
+from attn_export.runtimes import node
 
+NPM = "npm:"
 OWNERS = (
     "onnxruntime",
     "onnxruntime-gpu",
@@ -25,7 +27,11 @@ OWNERS = (
 
 
 def version(package: str) -> str | None:
-    """The installed version of a distribution, None where it is not installed."""
+    """The installed version of a distribution, None where it is not installed; `npm:NAME` is one of
+    Node.js."""
+    if package.startswith(NPM):
+        found = node.package(package.removeprefix(NPM))
+        return found[1] if found else None
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
