@@ -162,6 +162,11 @@ class Session(ABC):
         """Where each node went, by what the runtime recorded; nothing where it records nothing."""
         return ()
 
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """Ids of other processes that do its work."""
+        return ()
+
     def close(self) -> None:
         """Free what the session holds; running it afterwards is an error, closing it again not."""
         if not self.closed:

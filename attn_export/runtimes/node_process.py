@@ -106,8 +106,9 @@ class NodeProcess:
         text = json.dumps({**head, "tensors": listing}).encode()
         stdin = self._process.stdin
         assert stdin is not None
-        for part in (struct.pack("<I", len(text)), text, *map(_bytes, arrays.values())):
-            stdin.write(part)
+        stdin.write(struct.pack("<I", len(text)) + text)
+        for array in arrays.values():
+            stdin.write(_bytes(array))
         stdin.flush()
 
     def _read(self) -> tuple[dict[str, Any], Arrays]:

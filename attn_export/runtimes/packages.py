@@ -13,6 +13,7 @@ from attn_export.errors import RuntimeUnavailable
 from attn_export.runtimes import node
 
 NPM = "npm:"
+NODE_PACKAGES = ("onnxruntime-web",)
 OWNERS = (
     "onnxruntime",
     "onnxruntime-gpu",
@@ -54,6 +55,9 @@ def versions() -> dict[str, str]:
     """Versions of Python and of the packages that an answer depends on."""
     packages = ("attn-export", "torch", "onnx", "onnx-ir", "onnxscript", "numpy", *OWNERS)
     found = {name: number for name in packages if (number := version(name))}
+    for name in NODE_PACKAGES:
+        if number := version(f"{NPM}{name}"):
+            found[name] = number
     return {"python": platform.python_version(), **found}
 
 
