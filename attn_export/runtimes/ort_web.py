@@ -40,13 +40,18 @@ def availability() -> Availability:
     """Whether Node.js and onnxruntime-web are here."""
     try:
         _, number = node.node()
-        _, package = _package()
+        _, installed = package()
     except RuntimeUnavailable as error:
         return Availability(NAME, False, error.observed, error.way_out)
-    return Availability(NAME, True, versions={"node": number, PACKAGE: package})
+    return Availability(NAME, True, versions={"node": number, PACKAGE: installed})
 
 
-def _package() -> tuple[Path, str]:
+def package() -> tuple[Path, str]:
+    """Folder and version of onnxruntime-web.
+
+    Raises:
+        RuntimeUnavailable: it is not installed.
+    """
     found = node.package(PACKAGE)
     if found is None:
         raise RuntimeUnavailable(
@@ -66,7 +71,7 @@ class WebSession(Session):
             FileError: it is no ONNX model, or onnxruntime-web refuses it.
         """
         program, _ = node.node()
-        folder, number = _package()
+        folder, number = package()
         # WebAssembly has no file system in which it would find the weights by their names.
         data = graphs.weight_files(graphs.read(model))
         name, path, tensors = "the model", "", {}
