@@ -16,8 +16,8 @@ HEAD = """# What each attention op may do on each runtime
 This page is made from `attn_export/capability/`; a test checks that it is up to date. Each row says
 where it is known from. What is said of ONNX Runtime's CPU provider, and of the same kernels in
 WebAssembly (`ort-web`), is run by `tests/capability/test_facts.py`, what is said of OpenVINO by
-`test_openvino_facts.py` where that is installed; of a browser's WebGPU nothing is said; the rest was read, and no graph for those runtimes is called proved: its proofs are
-`stand-in`.
+`test_openvino_facts.py` where that is installed; the rest was read. Nothing is said of a browser's
+WebGPU. Rewrites are proved on the CPU provider alone: for any other runtime that is a `stand-in`.
 
 An op that is not listed under Kernels has none on that runtime. Products, softmax and sums run
 everywhere: that form is called `decomposed`.

@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attn_export.errors import RuntimeUnavailable
+from attn_export.errors import RuntimeUnavailable, UsageError
 from attn_export.runtimes.base import Arrays
 
 LAST_WORDS = 10_000  # bytes
@@ -56,9 +56,9 @@ class NodeProcess:
         finally:
             os.close(theirs)
         self._answers: BufferedReader = os.fdopen(answers, "rb")
-        self._lock = threading.Lock()
+        self._lock, self._owner = threading.Lock(), os.getpid()
         self.close = weakref.finalize(
-            self, _end, self._process, self._answers, self._log, os.getpid()
+            self, _end, self._process, self._answers, self._log, self._owner
         )
         """Ends the process; called as well when this object is forgotten, and at exit."""
 
@@ -74,10 +74,15 @@ class NodeProcess:
         Raises:
             Refused: the worker says why it could not.
             RuntimeUnavailable: the worker ended.
+            UsageError: this is a fork of the process that started it.
         """
+        if os.getpid() != self._owner:  # two that read the same answers would each get half
+            raise UsageError(
+                "this model was loaded before this process was forked", "load it after the fork"
+            )
         with self._lock:
             if not self.close.alive:
-                raise RuntimeError("this session is closed")
+                raise RuntimeUnavailable("the Node process has ended", "load the model again")
             try:
                 self._write({"do": do, **request}, tensors or {})
                 head, answered = self._read()

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import threading
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
