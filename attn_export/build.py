@@ -148,6 +148,7 @@ def _export_into(
     if mixed:
         manifest["rows_mix"] = mixed
     write_graphs(folder, files, bundles.WEIGHTS)
+    manifest["notes"] += manifests.weights_notes(targets, folder / bundles.WEIGHTS)
     write_cases(folder / bundles.REFERENCE, cases, groups)
     if traced:
         write_trace(folder / TRACE, traced)

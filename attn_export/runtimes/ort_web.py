@@ -33,6 +33,8 @@ DTYPES = (
     "float16", "float32", "float64", "bool", "int8", "int16", "int32", "int64",
     "uint8", "uint16", "uint32", "uint64",
 )  # fmt: skip
+LARGEST_FILE = 0x7FE00000
+"""Bytes that Chrome takes into one buffer, as ONNX Runtime's documentation says."""
 PLACED = re.compile(r"placed on \[(\w+)\]\. Number of nodes: (\d+)")
 
 
@@ -43,7 +45,7 @@ def availability() -> Availability:
         _, installed = package()
     except RuntimeUnavailable as error:
         return Availability(NAME, False, error.observed, error.way_out)
-    return Availability(NAME, True, versions={"node": number, PACKAGE: installed})
+    return Availability(NAME, True, versions={"node": number, PACKAGE: installed}, device="CPU")
 
 
 def package() -> tuple[Path, str]:

@@ -15,14 +15,13 @@ import pytest
 from numpy.typing import NDArray
 
 from attn_export import bundle as bundles
-from attn_export.build import export
 from attn_export.runtimes.base import Arrays, Session, TensorSpec
 from attn_export.verification import check_session
 from tests.boundary import ROOT
 from tests.web.chromium import Chromium
 from tests.web.needed import needs
 
-pytestmark = [needs("ort-web"), needs("chromium")]
+pytestmark = [needs("ort-web"), needs("chromium"), pytest.mark.xdist_group("web")]
 
 RUN = """(async () => {
   const { run } = await import("/bundle.mjs");
@@ -81,16 +80,11 @@ def serve() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> bundles.Bundle:
-    return export("vit-digits", tmp_path_factory.mktemp("web") / "bundle", targets=("web",))
-
-
-@pytest.fixture(scope="module")
 def browser(
-    serve: ModuleType, digits: bundles.Bundle, tmp_path_factory: pytest.TempPathFactory
+    serve: ModuleType, web_bundle: bundles.Bundle, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Chromium]:
     """A browser that shows the example with `vit-digits`."""
-    server = serve.server(digits.path)
+    server = serve.server(web_bundle.path)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -115,22 +109,22 @@ def test_the_page_is_isolated_and_says_what_it_runs(browser: Chromium) -> None:
 
 
 def test_every_stored_case_is_pytorchs_in_the_browser(
-    browser: Chromium, digits: bundles.Bundle
+    browser: Chromium, web_bundle: bundles.Bundle
 ) -> None:
     """The project's own check, on the numbers that the page computed, each row alone as well."""
-    found = list(check_session(digits, PageSession(browser, digits), digits.cases()))
+    found = list(check_session(web_bundle, PageSession(browser, web_bundle), web_bundle.cases()))
     assert {case for case, _ in found} >= {"batch=1", "batch=3", "batch=3, row 2 alone"}
     assert all(result.passed and 0 < result.max_abs < 1e-4 for _, result in found)
 
 
 def test_the_page_compares_its_own_answers_with_pytorchs(
-    browser: Chromium, digits: bundles.Bundle
+    browser: Chromium, web_bundle: bundles.Bundle
 ) -> None:
     rows = browser.evaluate(
         "Promise.all([import('/bundle.mjs'), import('/ort/ort.wasm.min.mjs')])"
         ".then(([{ check }, ort]) => check(ort, page.bundle, page.session))"
     )
-    cases = digits.cases()
+    cases = web_bundle.cases()
     assert [row["case"] for row in rows] == [case.name for case in cases]
     assert all(row["passed"] and 0 < row["error"] <= row["allowed"] for row in rows)
     assert [row["allowed"] for row in rows] == [c.allowed["logits"]["all"] for c in cases]
@@ -167,11 +161,11 @@ def test_a_one_drawn_with_the_mouse_is_recognised(browser: Chromium) -> None:
     wait(browser, "document.getElementById('prediction').textContent === '1'")
 
 
-def test_the_button_shows_parity_as_a_table(browser: Chromium, digits: bundles.Bundle) -> None:
+def test_the_button_shows_parity_as_a_table(browser: Chromium, web_bundle: bundles.Bundle) -> None:
     body = "document.getElementById('parity').tBodies[0]"
-    click(browser, "check", f"{body}.rows.length === {len(digits.cases())}")
+    click(browser, "check", f"{body}.rows.length === {len(web_bundle.cases())}")
     verdicts = browser.evaluate(f"Array.from({body}.rows, row => row.cells[4].textContent)")
-    assert verdicts == ["passed"] * len(digits.cases())
+    assert verdicts == ["passed"] * len(web_bundle.cases())
 
 
 @pytest.mark.parametrize(("change", "told"), [
