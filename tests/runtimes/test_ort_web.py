@@ -111,6 +111,7 @@ def test_every_dtype_comes_back_bit_for_bit_whatever_its_shape_and_strides() -> 
     inputs: dict[str, NDArray[Any]] = {d: np.array(v, d) for d, v in EXACT.items()}
     inputs |= {"scalar": np.array(7.5, np.float32), "empty": np.zeros((2, 0, 3), np.int64)}
     inputs["turned"] = np.arange(6, dtype=np.int32).reshape(2, 3).T
+    inputs["backwards"] = np.arange(6, dtype=np.int64)[::-1]
     kinds = {n: helper.np_dtype_to_tensor_dtype(a.dtype) for n, a in inputs.items()}
     values = [
         [helper.make_tensor_value_info(p + n, kinds[n], a.shape) for n, a in inputs.items()]
@@ -146,9 +147,9 @@ def test_weights_beside_the_model_are_found_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = with_weights(tmp_path / "a")
-    monkeypatch.chdir(path.parent)
-    for name in (path, Path("m.onnx")):
-        with ort_web.load(name, threads=1) as session:
+    for folder, name in ((Path("/"), path), (tmp_path, Path("a/m.onnx")), (path.parent, "m.onnx")):
+        monkeypatch.chdir(folder)
+        with ort_web.load(Path(name), threads=1) as session:
             result = session.run({"x": np.ones(2048, np.float32)})["y"]
             assert result.tolist() == [index + 1 for index in range(2048)]
 
@@ -216,6 +217,26 @@ def test_a_process_that_dies_is_told_and_leaves_no_zombie() -> None:
     with pytest.raises(RuntimeUnavailable, match="the Node process has ended; load"):
         session.run(tokens(4))
     session.close()
+
+
+def test_an_interrupt_between_question_and_answer_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The answer would be taken for that of the next question."""
+    session = ort_web.load(attention(), threads=1)
+    (process,) = session.processes
+    read = node_process.NodeProcess._read
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(node_process.NodeProcess, "_read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        session.run(tokens(4))
+    monkeypatch.setattr(node_process.NodeProcess, "_read", read)
+    assert ended(process)
+    with pytest.raises(RuntimeUnavailable, match="the Node process has ended"):
+        session.run(tokens(1))
 
 
 def test_closing_ends_the_process_and_so_does_forgetting_the_session() -> None:
