@@ -137,7 +137,8 @@ def runtime_options(command: Command) -> Command:
     options = (
         click.option("--runtime", "runtimes", multiple=True, metavar="RUNTIME",
                      help="torch, torch-compile, ort-cpu, ort-cuda, ort-tensorrt, openvino,"
-                     " onnx-reference or ort-ep:NAME; may be repeated. `doctor` says which work."),
+                     " ort-web, onnx-reference or ort-ep:NAME; may be repeated. `doctor` says"
+                     " which work."),
         fallback_option,
     )  # fmt: skip
     for option in reversed(options):
