@@ -75,8 +75,9 @@ PREFERENCES = (
     Preference(
         WEB, (),
         (STANDARD_ATTENTION, GROUP_QUERY_ATTENTION, MULTI_HEAD_ATTENTION, CONTRIB_ATTENTION),
-        "no op was faster than another, and this one shares its weights with other targets",
-        "64 to 4,096 tokens measured with onnxruntime-web 1.30.0 under Node.js 20, one thread"),
+        "no op was seen to be faster than another, and this one shares its weights with other"
+        " targets",
+        "64 to 4,096 tokens measured on a busy CPU with onnxruntime-web 1.30.0, one thread"),
 )  # fmt: skip
 """For each runtime the most special first; the first whose features hold decides."""
 
