@@ -13,11 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attn_export.errors import FileError, RuntimeUnavailable, one_line
+from attn_export.protos import with_weights
 from attn_export.runtimes import graphs, node
 from attn_export.runtimes.base import (
     DEFAULTS,
     Arrays,
     Availability,
+    Graph,
+    GraphBytes,
     LoadOptions,
     Session,
     TensorSpec,
@@ -65,7 +68,7 @@ def package() -> tuple[Path, str]:
 class WebSession(Session):
     """A model in a Node process of its own."""
 
-    def __init__(self, model: Path | bytes, threads: int) -> None:
+    def __init__(self, model: Graph, threads: int) -> None:
         """Load a model from a path (external data beside it) or from serialized bytes.
 
         Raises:
@@ -77,6 +80,8 @@ class WebSession(Session):
         # WebAssembly has no file system in which it would find the weights by their names.
         data = graphs.weight_files(graphs.read(model))
         name, path, tensors = "the model", "", {}
+        if isinstance(model, GraphBytes):
+            model, data = with_weights(model.data, model.folder), []
         if isinstance(model, bytes):
             tensors = {"model": np.frombuffer(model, np.uint8)}
         else:
@@ -137,9 +142,7 @@ def _spec(name: str, dtype: str, shape: list[int | str]) -> TensorSpec:
     return TensorSpec(name, dtype, sizes)
 
 
-def load(
-    model: Path | bytes, threads: int | None = None, options: LoadOptions = DEFAULTS
-) -> WebSession:
+def load(model: Graph, threads: int | None = None, options: LoadOptions = DEFAULTS) -> WebSession:
     """As `Runtime.load`. Every op runs on the one provider that there is, so nothing falls back."""
     availability().require()
     return WebSession(model, threads or cores())
