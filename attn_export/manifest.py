@@ -28,7 +28,9 @@ def describe_values(
     for value in graph.model.graph.inputs:
         axes = spec.axes().get(str(value.name), {})
         ranges = {axis.name: [axis.min, axis.max] for axis in axes.values()}
-        inputs.append({**_tensor(component, value), "ranges": ranges})
+        keeps = spec.promises().get(str(value.name))
+        promise = {} if keeps is None else {"right_padded": True, "keeps": keeps}
+        inputs.append({**_tensor(component, value), "ranges": ranges, **promise})
     outputs = []
     for value in graph.model.graph.outputs:
         name = str(value.name)

@@ -159,17 +159,8 @@ def _lower_site(
     reasons: dict[str, NotLowerable] = {}
     # A site that no fused op takes is decomposed, since its own node may not run on the runtime.
     for op in dict.fromkeys([*wanted, decomposed.NAME]):
-        signature = (op, *site.signature)
-        try:
-            if op.startswith(CONTRIB) and not (site.head_size and site.v_head_size):
-                raise NotLowerable(Reason.HEADS, "its head size is not fixed")
-            if refusal := why_not(op, runtime, version, form_of(site, op, opset)):
-                raise NotLowerable(Reason(refusal.code), str(refusal))
-            apply(model, BUILDERS[op](site), sizes, brief=signature in proved)
-        except NotLowerable as reason:
-            reasons[op] = reason
+        if not _take(model, op, site, runtime, version, sizes, proved, reasons):
             continue
-        proved.add(signature)
         status: Status = "lowered"
         rule = ""
         if op == decomposed.NAME:
@@ -179,6 +170,35 @@ def _lower_site(
         proved_on: Proved = "run" if runtime == ort_cpu.NAME else "stand-in"
         return Outcome(site, op, status, _general_last(reasons), proved_on, rule=rule)
     return Outcome(site, None, "refused", _general_last(reasons))
+
+
+def _take(
+    model: ir.Model,
+    op: str,
+    site: Site,
+    runtime: str,
+    version: str,
+    sizes: Sequence[Mapping[str, int]],
+    proved: set[tuple[object, ...]],
+    reasons: dict[str, NotLowerable],
+) -> bool:
+    """Whether an op took the site, with its lengths if it has some, or else with its dense mask."""
+    lengths = site.mask == "lengths" and op != decomposed.NAME
+    for way in (site, site.dense) if lengths else (site.dense,):
+        signature = (op, *way.signature)
+        try:
+            if op.startswith(CONTRIB) and not (way.head_size and way.v_head_size):
+                raise NotLowerable(Reason.HEADS, "its head size is not fixed")
+            form = form_of(way, op, model.opset_imports.get("", 23))
+            if refusal := why_not(op, runtime, version, form):
+                raise NotLowerable(Reason(refusal.code), str(refusal))
+            apply(model, BUILDERS[op](way), sizes, brief=signature in proved)
+        except NotLowerable as reason:
+            reasons[op] = reason
+            continue
+        proved.add(signature)
+        return True
+    return False
 
 
 def _rule(runtime: str, choice: str, form: Form) -> str:

@@ -18,6 +18,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
+from attn_export import right_padded
 from attn_export.attention.cutting import (
     cut,
     double,
@@ -27,6 +28,7 @@ from attn_export.attention.cutting import (
 )
 from attn_export.attention.lower.rewrite import Rewrite
 from attn_export.attention.masks import may_block
+from attn_export.attention.padding import declared
 from attn_export.attention.sizes import evaluate
 from attn_export.parity.compare import compare
 from attn_export.parity.tolerance import FACTOR, allowed_error, max_abs, rounded
@@ -138,7 +140,10 @@ def _draw(
     is_mask: bool,
 ) -> NDArray[np.generic]:
     shape = _concrete(value, binding)
+    keeps = declared(value)
     dtype = value.dtype.numpy() if value.dtype is not None else np.dtype(np.float32)
+    if keeps is not None:
+        return right_padded.drawn(rng, shape, keeps)[0].astype(dtype)
     if dtype.kind in "biu":  # zeros and ones are what a mask is made from
         return _hostile_mask(rng, shape).astype(dtype)
     drawn = (rng.standard_normal(shape) * magnitude).astype(dtype)

@@ -28,6 +28,7 @@ CONTRIB_SCHEMA = "ONNX Runtime contrib operators"
 STANDARD_SCHEMA = "ONNX operator Attention"
 FLASH_ALIGNS = "Flash Attention is aligned lower-right, read in ONNX Runtime's CUDA sources"
 PARSER = "read in TensorRT's ONNX parser"
+LENGTHS_RUN = "run on ONNX Runtime 1.31.1"
 OPENVINO_RUN = "run on OpenVINO 2026.4.1"
 
 
@@ -77,6 +78,7 @@ def _of_both(op: str) -> tuple[Limit, ...]:
               "has a causal mask of one alignment alone", CONTRIB_SCHEMA),
         Limit(op, ORT, ("lengths", "blocked rows"), "blocked-rows",
               "treats a row of length 0 as if nothing were blocked", RAN),
+        Limit(op, (OPENVINO,), ("lengths",), "mask", "is not known to take lengths", "not tried"),
     )  # fmt: skip
 
 
@@ -117,6 +119,9 @@ LIMITS = (
           "takes no bias before 1.31", BINARY, before=(1, 31)),
     Limit(GROUP_QUERY_ATTENTION, ANYWHERE, ("dense mask", "blocked rows"), "blocked-rows",
           "is not known to give 0 on a row that is blocked", "not tried"),
+    Limit(GROUP_QUERY_ATTENTION, (CUDA,), ("lengths",), "mask",
+          "lets queries that are padding see padding, where no past is given",
+          "read in ONNX Runtime's CUDA sources"),
     Limit(GROUP_QUERY_ATTENTION, ANYWHERE, ("weights read",), "weights-used",
           "returns its weights in an order of its own", CONTRIB_SCHEMA),
     Limit(GROUP_QUERY_ATTENTION, (OPENVINO,), ("several rows",), "layout",
@@ -160,6 +165,11 @@ LIMITS = (
           "takes lengths from opset 24 on", STANDARD_SCHEMA),
     Limit(STANDARD_ATTENTION, ANYWHERE, ("lengths", "cache"), "mask",
           "takes lengths or a cache, not both", STANDARD_SCHEMA),
+    Limit(STANDARD_ATTENTION, ANYWHERE, ("lengths", "causal"), "causal",
+          "counts the queries of each row from the end of its keys where it has lengths",
+          LENGTHS_RUN),
+    Limit(STANDARD_ATTENTION, (OPENVINO,), ("lengths",), "mask",
+          "is not known to take lengths", "not tried"),
     Limit(STANDARD_ATTENTION, (CUDA,), ("weights read",), "weights-used",
           "returns raw scores alone", BINARY),
     Limit(STANDARD_ATTENTION, (TENSORRT,), ("cache",), "cache",
@@ -194,6 +204,12 @@ REQUIREMENTS = (
                 "give query, key and value apart: packed 5-D ones have no kernel", RAN),
     Requirement(MULTI_HEAD_ATTENTION, (CUDA,), "give no past beside packed 5-D inputs", BINARY),
     Requirement(MULTI_HEAD_ATTENTION, ORT, "give key_padding_mask as int32", RAN),
+    Requirement(MULTI_HEAD_ATTENTION, ORT,
+                "give padding with holes as the bias on scores: a row of key_padding_mask that"
+                " keeps no key counts as if nothing were blocked, PyTorch gives 0", LENGTHS_RUN),
+    *(Requirement(op, ORT, "give mask_filter_value beside lengths or a key padding mask: -10,000,"
+                  " which is added without, does not block large scores", LENGTHS_RUN)
+      for op in (CONTRIB_ATTENTION, MULTI_HEAD_ATTENTION)),
     Requirement(GROUP_QUERY_ATTENTION, ORT,
                 "give seqlens_k, int32 (B), as the number of keys less 1", CONTRIB_SCHEMA),
     Requirement(GROUP_QUERY_ATTENTION, PORTABLE, "give no q_norm or k_norm weights", RAN),

@@ -47,8 +47,8 @@ def page() -> str:
         _table("Tried in this order", ("runtime", "when", "ops", "because", "source"),
                ([p.runtime, _conditions(p.when), ", ".join(p.ops), p.why, p.source]
                 for p in PREFERENCES)),
-        _table("Fast kernels of CUDA", ("kernel", "dtypes", "not with", "source"),
-               ([k.name, ", ".join(k.dtypes), ", ".join(k.blockers), k.source]
+        _table("Fast kernels of CUDA", ("kernel", "ops", "dtypes", "not with", "source"),
+               ([k.name, ", ".join(k.ops), ", ".join(k.dtypes), ", ".join(k.blockers), k.source]
                 for k in FAST_KERNELS)),
     ])  # fmt: skip
 

@@ -60,6 +60,14 @@ PREFERENCES = (
         (GROUP_QUERY_ATTENTION, MULTI_HEAD_ATTENTION, STANDARD_ATTENTION, CONTRIB_ATTENTION),
         "its cache is extended in place, the standard op copies it at each step", CUDA_SOURCES),
     Preference(
+        CUDA, ("lengths", "opset 24", "not causal"),
+        (STANDARD_ATTENTION, CONTRIB_ATTENTION, MULTI_HEAD_ATTENTION, GROUP_QUERY_ATTENTION),
+        "it reaches Flash Attention with lengths", CUDA_SOURCES),
+    Preference(
+        CUDA, ("lengths",),
+        (CONTRIB_ATTENTION, MULTI_HEAD_ATTENTION, STANDARD_ATTENTION, GROUP_QUERY_ATTENTION),
+        "TensorRT's fused kernels take lengths, and no dense mask", CUDA_SOURCES),
+    Preference(
         CUDA, ("dense mask",),
         (STANDARD_ATTENTION, MULTI_HEAD_ATTENTION, CONTRIB_ATTENTION, GROUP_QUERY_ATTENTION),
         "a dense mask leaves memory-efficient attention, which needs T % 4 == 0 in the standard op"
@@ -106,15 +114,23 @@ class FastKernel:
     source: str
 
 
-FUSED = (STANDARD_ATTENTION, MULTI_HEAD_ATTENTION, CONTRIB_ATTENTION, GROUP_QUERY_ATTENTION)
+BY_LENGTHS = (STANDARD_ATTENTION, GROUP_QUERY_ATTENTION)
+WITHOUT_LENGTHS = (MULTI_HEAD_ATTENTION, CONTRIB_ATTENTION)
+NOT_FLASH = (
+    "dense mask", "head size no multiple of 8", "head size above 256",
+    "values of another head size", "weights read",
+)  # fmt: skip
+NOT_EFFICIENT = ("head size no multiple of 8", "weights read")
 FAST_KERNELS = (
-    FastKernel(
-        "Flash Attention", FUSED, ("float16", "bfloat16"),
-        ("dense mask", "head size no multiple of 8", "head size above 256",
-         "values of another head size", "weights read"), CUDA_SOURCES),
-    FastKernel(
-        "memory-efficient attention", FUSED, ("float32", "float16", "bfloat16"),
-        ("head size no multiple of 8", "weights read"), CUDA_SOURCES),
+    FastKernel("Flash Attention", BY_LENGTHS, ("float16", "bfloat16"), NOT_FLASH, CUDA_SOURCES),
+    FastKernel("Flash Attention", WITHOUT_LENGTHS, ("float16", "bfloat16"),
+               (*NOT_FLASH, "lengths"), CUDA_SOURCES),
+    FastKernel("memory-efficient attention", BY_LENGTHS, ("float32", "float16", "bfloat16"),
+               NOT_EFFICIENT, CUDA_SOURCES),
+    FastKernel("memory-efficient attention", WITHOUT_LENGTHS, ("float32", "float16", "bfloat16"),
+               (*NOT_EFFICIENT, "lengths"), CUDA_SOURCES),
+    FastKernel("TensorRT's fused attention, before sm 9.0", WITHOUT_LENGTHS, ("float16",),
+               (*NOT_FLASH, "causal", "cache"), CUDA_SOURCES),
 )  # fmt: skip
 
 

@@ -32,6 +32,7 @@ def command(
     dynamic: tuple[str, ...],
     inputs: tuple[str, ...],
     lowering: str,
+    right_padded: tuple[str, ...],
     requirement: Requirement,
     output: Output,
 ) -> None:
@@ -43,7 +44,15 @@ def command(
     from attn_export.cli.outcome import report
     from attn_export.pipeline import Options, export_and_verify
 
-    options = Options(split_targets(targets), precision, overwrite, inputs, dynamic, lowering)
+    options = Options(
+        targets=split_targets(targets),
+        precision=precision,
+        overwrite=overwrite,
+        inputs=inputs,
+        dynamic=dynamic,
+        lowering=lowering,
+        right_padded=right_padded,
+    )
     with output.progress() as progress:
         outcome = export_and_verify(source, folder, options, progress)
     report(outcome, requirement, output)

@@ -83,6 +83,7 @@ def export_options(command: Command) -> Command:
         click.option("--input", "inputs", multiple=True, metavar="NAME=DTYPE[SIZE,...]",
                      help="An example input, for a factory that returns none."),
         lowering_option,
+        right_padded_option,
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)
@@ -153,6 +154,15 @@ def fallback_option(command: Command) -> Command:
         is_flag=True,
         help="Let another execution provider than the one asked for run attention.",
     )(command)
+
+
+def right_padded_option(command: Command) -> Command:
+    """Add --right-padded, which may be repeated."""
+    return click.option(
+        "--right-padded", multiple=True, metavar="INPUT[=0]",
+        help="A mask (B, T) whose rows are one or more ones, then zeros, as you promise: ops get"
+        " lengths in its place. =0 where 0 keeps a key. May be repeated.",
+    )(command)  # fmt: skip
 
 
 def split_targets(text: str) -> tuple[str, ...]:

@@ -38,6 +38,7 @@ def command(
     inputs: tuple[str, ...],
     lowering: str,
     allow_fallback: bool,
+    right_padded: tuple[str, ...],
     requirement: Requirement,
     output: Output,
 ) -> None:
@@ -49,7 +50,14 @@ def command(
     from attn_export.pipeline import Options, fresh_folder, run
 
     options = Options(
-        split_targets(targets), precision, overwrite, inputs, dynamic, lowering, allow_fallback
+        targets=split_targets(targets),
+        precision=precision,
+        overwrite=overwrite,
+        inputs=inputs,
+        dynamic=dynamic,
+        lowering=lowering,
+        allow_fallback=allow_fallback,
+        right_padded=right_padded,
     )
     with output.progress() as progress:
         outcome = run(source, folder or fresh_folder(source), options, seconds, progress)

@@ -197,6 +197,31 @@ def test_multi_head_attention_takes_holes_in_integer_padding_and_no_bool() -> No
         mha({**padding, "padding": hole.astype(bool)})
 
 
+def large(op: str, mask: Array, **attributes: Any) -> list[float]:
+    """One query of score 40,000 with key 1, which is blocked, and 0 with key 0; values 0 and 1."""
+    one = np.ones((1, 1, 1), np.float32)
+    keys = np.array([0, 4e4], np.float32).reshape(1, 2, 1)
+    inputs: Values = {"q": one, "k": keys, "v": keys / np.float32(4e4), "bias": None, "mask": mask}
+    return flat(run(op, inputs, domain=MICROSOFT, num_heads=1, scale=1.0, **attributes))
+
+
+@pytest.mark.parametrize("mask", [np.array([1]), np.array([[1, 0]])])
+def test_multi_head_attention_blocks_large_scores_with_a_large_number_alone(mask: Array) -> None:
+    """Lengths and padding add -10,000 unless another number is given."""
+    mask = mask.astype(np.int32)
+    assert large("MultiHeadAttention", mask) == pytest.approx([1.0])
+    given = float(LOWEST) / 2
+    assert large("MultiHeadAttention", mask, mask_filter_value=given) == pytest.approx([0.0])
+
+
+def test_padding_that_keeps_no_key_is_no_zero_whatever_number_blocks() -> None:
+    """PyTorch gives 0; softmax over all gives 1 and, where scores drown in the number, 0.5."""
+    mask = np.zeros((1, 2), np.int32)
+    assert large("MultiHeadAttention", mask) == pytest.approx([1.0])
+    given = float(LOWEST) / 2
+    assert large("MultiHeadAttention", mask, mask_filter_value=given) == pytest.approx([0.5])
+
+
 def test_multi_head_attention_has_no_packed_form_on_the_cpu() -> None:
     with pytest.raises(FileError, match="not implemented for CPU"):
         mha({"query": np.zeros((1, 4, 1, 3, 8), np.float32)})
@@ -284,6 +309,15 @@ def test_the_standard_kernel_reads_lengths_at_opset_24() -> None:
     assert flat(attention(lengths, opset=24)) == pytest.approx([1.0])
     assert refused(STANDARD_ATTENTION, mask="lengths", opset=23)
     assert not refused(STANDARD_ATTENTION, mask="lengths", opset=24)
+
+
+def test_the_standard_kernel_counts_causal_queries_from_the_end_of_a_rows_lengths() -> None:
+    """Query 0 of 4 sees keys up to 3 - 4: none, where PyTorch lets it see key 0; then 0, 0.5, 1."""
+    lengths = {**standard(4, 4), "mask": None, "past_key": None, "past_value": None,
+               "nonpad_kv_seqlen": np.array([3], np.int64)}  # fmt: skip
+    found = flat(attention(lengths, opset=24, is_causal=1))
+    assert found == pytest.approx([0, 0, 0.5, 1])
+    assert refused(STANDARD_ATTENTION, mask="lengths", causal="upper-left", opset=24)
 
 
 def test_the_standard_kernel_refuses_a_past_without_a_present() -> None:

@@ -41,7 +41,7 @@ def build(site: Site) -> Rewrite:
     query, key, value = (operand_of(site, index) for index in range(3))
     if query.dtype is None or query.shape is None or len(query.shape) not in (3, 4):
         raise NotLowerable(Reason.UNKNOWN_SHAPE, "the dtype or rank of its query is unknown")
-    if _input(site, LENGTHS) is not None:
+    if _input(site, LENGTHS) is not None or site.lengths is not None:
         raise NotLowerable(Reason.MASK, "its lengths are not decomposed")
     if site.window is not None and site.mask == "none":
         raise NotLowerable(Reason.WINDOW, "a window is not decomposed")

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from attn_export.attention.builder import Builder
 from attn_export.attention.lower.bias import score_bias, total
 from attn_export.attention.lower.cache import Cache, cache_of
-from attn_export.attention.lower.contrib import finish, fused, require_plain
+from attn_export.attention.lower.contrib import finish, fused, lengths_of, require_plain
 from attn_export.attention.lower.rewrite import Rewrite
 from attn_export.attention.lower.site_inputs import builder, mask_of, operand_of
 from attn_export.attention.lower.tokens_first import tokens_first
@@ -23,8 +23,9 @@ def build(site: Site) -> Rewrite:
     """Query (B, S, N * H), key and value (B, S, K * H), and the numbers of keys so far.
 
     The op is causal, its queries counted from the end of the past, whatever it is given beside. A
-    mask of sizes alone that is no more than causal, or a causal window, is left to it; any other
-    becomes the bias on scores as well, see `score_bias`.
+    mask of sizes alone that is no more than causal, or a causal window, is left to it; lengths are
+    the numbers of keys that it is given; any other mask becomes the bias on scores as well, see
+    `score_bias`.
     Specification: ONNX Runtime contrib operators, com.microsoft.GroupQueryAttention.
 
     Raises:
@@ -41,9 +42,10 @@ def build(site: Site) -> Rewrite:
     key = tokens_first(b, new[0], "key", site.kv_heads)
     value = tokens_first(b, new[1], "value", site.kv_heads)
     keys = [(key.value, 1)] if cache is None else [(cache.past_key, 2), (key.value, 1)]
-    lengths, longest = _lengths(b, query.value, total(b, keys))
+    rows = lengths_of(site, cache)
+    lengths, longest = _lengths(b, query.value, total(b, keys), rows)
     mask = mask_of(site)
-    known = mask is None or site.exact
+    known = mask is None or site.exact or rows is not None
     bias = None if known else score_bias(b, site, query.value, keys)
     past = (None, None) if cache is None else (cache.past_key, cache.past_value)
     inputs: list[ir.Value | None] = [query.value, key.value, value.value, *past, lengths, longest]
@@ -81,13 +83,17 @@ def _require_causal(site: Site, cache: Cache | None) -> None:
         )
 
 
-def _lengths(b: Builder, query: ir.Value, tokens: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The number of keys of each row less 1, int32 (B,), and that number, an int32 scalar."""
+def _lengths(
+    b: Builder, query: ir.Value, tokens: ir.Value, given: ir.Value | None
+) -> tuple[ir.Value, ir.Value]:
+    """The number of keys of each row less 1, int32 (B,), and that of all, an int32 scalar."""
+    int32 = ir.DataType.INT32
+    scalar = b.op("Squeeze", [tokens], [], ir.DataType.INT64)
+    longest = b.op("Cast", [scalar], [], int32, to=int(int32))
+    if given is not None:
+        return b.op("Sub", [given, b.constant(np.array(1, np.int32))], sizes(given)), longest
     batch = b.op("Shape", [query], [1], ir.DataType.INT64, start=0, end=1)
     one = b.constant(np.array(1, dtype=np.int64))
     less = b.op("Sub", [tokens, one], [1], ir.DataType.INT64)
     rows = b.op("Expand", [less, batch], [sizes(query)[0]], ir.DataType.INT64)
-    int32 = ir.DataType.INT32
-    lengths = b.op("Cast", [rows], sizes(rows), int32, to=int(int32))
-    scalar = b.op("Squeeze", [tokens], [], ir.DataType.INT64)
-    return lengths, b.op("Cast", [scalar], [], int32, to=int(int32))
+    return b.op("Cast", [rows], sizes(rows), int32, to=int(int32)), longest
