@@ -28,7 +28,7 @@ CONTRIB_SCHEMA = "ONNX Runtime contrib operators"
 STANDARD_SCHEMA = "ONNX operator Attention"
 FLASH_ALIGNS = "Flash Attention is aligned lower-right, read in ONNX Runtime's CUDA sources"
 PARSER = "read in TensorRT's ONNX parser"
-LENGTHS_RUN = "run on ONNX Runtime 1.31.1"
+LATEST_RUN = "run on ONNX Runtime 1.31.1"
 OPENVINO_RUN = "run on OpenVINO 2026.4.1"
 
 
@@ -90,6 +90,8 @@ LIMITS = (
     Limit(CONTRIB_ATTENTION, ANYWHERE, ("weights read",), "weights-used",
           "does not return its weights", CONTRIB_SCHEMA),
 
+    Limit(MULTI_HEAD_ATTENTION, ANYWHERE, ("weights read",), "weights-used",
+          "returns its scores and not its weights", CONTRIB_SCHEMA),
     Limit(MULTI_HEAD_ATTENTION, PORTABLE, ("causal", "S may be below T", "not cache"), "causal",
           "leaves its last query unmasked where S is below T", RAN),
     Limit(MULTI_HEAD_ATTENTION, ORT, ("dense mask", "blocked rows"), "blocked-rows",
@@ -167,13 +169,15 @@ LIMITS = (
           "takes lengths or a cache, not both", STANDARD_SCHEMA),
     Limit(STANDARD_ATTENTION, ANYWHERE, ("lengths", "causal"), "causal",
           "counts the queries of each row from the end of its keys where it has lengths",
-          LENGTHS_RUN),
+          LATEST_RUN),
     Limit(STANDARD_ATTENTION, (OPENVINO,), ("lengths",), "mask",
           "is not known to take lengths", "not tried"),
     Limit(STANDARD_ATTENTION, (CUDA,), ("weights read",), "weights-used",
           "returns raw scores alone", BINARY),
     Limit(STANDARD_ATTENTION, (TENSORRT,), ("cache",), "cache",
           "has no cache", f"{PARSER}; NVIDIA/TensorRT #4738"),
+    Limit(STANDARD_ATTENTION, (OPENVINO,), ("weights read",), "weights-used",
+          "is not known to return its weights", "not tried"),
     Limit(STANDARD_ATTENTION, (TENSORRT,), ("weights read",), "weights-used",
           "has one output", PARSER),
     Limit(STANDARD_ATTENTION, (TENSORRT,), ("softcap",), "softcap",
@@ -206,9 +210,9 @@ REQUIREMENTS = (
     Requirement(MULTI_HEAD_ATTENTION, ORT, "give key_padding_mask as int32", RAN),
     Requirement(MULTI_HEAD_ATTENTION, ORT,
                 "give padding with holes as the bias on scores: a row of key_padding_mask that"
-                " keeps no key counts as if nothing were blocked, PyTorch gives 0", LENGTHS_RUN),
+                " keeps no key counts as if nothing were blocked, PyTorch gives 0", LATEST_RUN),
     *(Requirement(op, ORT, "give mask_filter_value beside lengths or a key padding mask: -10,000,"
-                  " which is added without, does not block large scores", LENGTHS_RUN)
+                  " which is added without, does not block large scores", LATEST_RUN)
       for op in (CONTRIB_ATTENTION, MULTI_HEAD_ATTENTION)),
     Requirement(GROUP_QUERY_ATTENTION, ORT,
                 "give seqlens_k, int32 (B), as the number of keys less 1", CONTRIB_SCHEMA),
@@ -220,6 +224,9 @@ REQUIREMENTS = (
                 "run on ONNX Runtime 1.23 to 1.32"),
     Requirement(STANDARD_ATTENTION, ORT,
                 "declare opset 23 or 24", "run on ONNX Runtime 1.31 and 1.32"),
+    Requirement(STANDARD_ATTENTION, (CPU,),
+                "ask for weights with qk_matmul_output_mode 3: 1 and 2 changed places in ONNX 1.23",
+                LATEST_RUN),
     Requirement(STANDARD_ATTENTION, (TENSORRT,), "give a mask of 4 axes", PARSER),
 )  # fmt: skip
 """What the lowerings must do, beyond choosing the op; tests run what can be run on a CPU."""

@@ -27,6 +27,7 @@ from attn_export.capability import (
     why_not,
 )
 from attn_export.errors import FileError
+from attn_export.runtimes import ort_cpu
 from attn_export.runtimes.packages import runtime_version
 from tests.capability import nodes
 from tests.capability.nodes import LOWEST, MICROSOFT, Array, Values, model, packed, run, standard
@@ -222,6 +223,17 @@ def test_padding_that_keeps_no_key_is_no_zero_whatever_number_blocks() -> None:
     assert large("MultiHeadAttention", mask, mask_filter_value=given) == pytest.approx([0.5])
 
 
+def test_multi_head_attention_returns_scores_and_no_weights() -> None:
+    """Scores 0 and 2: as weights they would be 0.12 and 0.88."""
+    keys = np.array([0, 2], np.float32).reshape(1, 2, 1)
+    inputs: Values = {"q": np.ones((1, 1, 1), np.float32), "k": keys, "v": keys}
+    made = model("MultiHeadAttention", inputs, 4, domain=MICROSOFT, num_heads=1, scale=1.0)
+    with ort_cpu.load(made, threads=1) as session:
+        given = {name: array for name, array in inputs.items() if array is not None}
+        assert flat(session.run(given)["y3"]) == pytest.approx([0, 2])
+    assert refused(MULTI_HEAD_ATTENTION, weights=True)
+
+
 def test_multi_head_attention_has_no_packed_form_on_the_cpu() -> None:
     with pytest.raises(FileError, match="not implemented for CPU"):
         mha({"query": np.zeros((1, 4, 1, 3, 8), np.float32)})
@@ -301,6 +313,18 @@ def test_the_standard_kernel_masks_after_its_softcap() -> None:
 @pytest.mark.parametrize(("S", "result"), [(1, [0]), (2, [0, 0.5]), (4, [0, 0.5, 1, 1.5])])
 def test_the_standard_kernel_is_causal_upper_left(S: int, result: list[float]) -> None:
     assert flat(attention(standard(S, 4), is_causal=1)) == pytest.approx(result)
+
+
+@pytest.mark.parametrize("opset", [23, 24])
+def test_the_standard_kernel_returns_its_weights_in_mode_3(opset: int) -> None:
+    """Two of four keys allowed, of equal scores; 0 for a query that may see none."""
+    mask = np.array([[1, 0, 1, 0], [0, 0, 0, 0]], bool)
+    inputs: Values = {**standard(2, 4), "mask": mask}
+    made = model("Attention", inputs, 4, opset, qk_matmul_output_mode=3)
+    with ort_cpu.load(made, threads=1) as session:
+        given = {name: array for name, array in inputs.items() if array is not None}
+        assert flat(session.run(given)["y3"]) == pytest.approx([0.5, 0, 0.5, 0, 0, 0, 0, 0])
+    assert not refused(STANDARD_ATTENTION, weights=True, opset=opset)
 
 
 def test_the_standard_kernel_reads_lengths_at_opset_24() -> None:

@@ -12,7 +12,7 @@ from attn_export.attention.layout import chain, existing
 from attn_export.attention.lower.cache import PAST_KEY
 from attn_export.attention.lower.mask import as_given, kernel_mask
 from attn_export.attention.lower.output import place
-from attn_export.attention.lower.rewrite import Rewrite, tag
+from attn_export.attention.lower.rewrite import Rewrite, outputs_of, tag
 from attn_export.attention.lower.site_inputs import LENGTHS, MASK, builder, mask_of, operand_of
 from attn_export.attention.lower.tokens_first import TokensFirst, tokens_first
 from attn_export.attention.masks import mask_sources
@@ -86,7 +86,7 @@ def _rewrite(b: Builder, site: Site, parts: Sequence[TokensFirst]) -> Rewrite:
         num_outputs=len(node.outputs),
     )  # fmt: skip
     b.nodes.append(tag(site, fused))
-    pairs = list(zip(node.outputs, fused.outputs, strict=True))
+    pairs = outputs_of(node, fused)
     if packed:
         merged = fused.outputs[0]
         shape = (*sizes(query)[:2], site.heads * site.v_head_size)
