@@ -166,8 +166,9 @@ def _lower_site(
         if op == decomposed.NAME:
             status = "decomposed-by-choice" if op in wanted else "refused"
             rule = _rule(runtime, choice, form) if op in wanted else ""
-        # Proofs run on the CPU provider; for any other runtime it stands in.
-        proved_on: Proved = "run" if runtime == ort_cpu.NAME else "stand-in"
+        # Proofs run on the CPU provider, bfloat16 in float32; for anything else that stands in.
+        itself = runtime == ort_cpu.NAME and form.dtype != "bfloat16"
+        proved_on: Proved = "run" if itself else "stand-in"
         return Outcome(site, op, status, _general_last(reasons), proved_on, rule=rule)
     return Outcome(site, None, "refused", _general_last(reasons))
 

@@ -32,7 +32,7 @@ from attn_export.attention.padding import declared
 from attn_export.attention.sizes import evaluate
 from attn_export.parity.compare import compare
 from attn_export.parity.tolerance import FACTOR, allowed_error, max_abs, rounded
-from attn_export.protos import in_double
+from attn_export.protos import in_double, in_single
 from attn_export.runtimes import ort_cpu
 from attn_export.runtimes.base import Arrays
 
@@ -62,6 +62,8 @@ def prove(
 ) -> Proof:
     """Run both sides. The rewrite's nodes must lie in the model's graph, not yet connected.
 
+    Graphs in bfloat16 run in float32, since ONNX Runtime's CPU provider has no kernels for them.
+
     Args:
         sizes: values for the graph's symbolic sizes, one mapping a case.
         brief: one run only, for a site whose like was proved before: its own weights are checked.
@@ -72,6 +74,8 @@ def prove(
     ]
     before = cut(model, bounds, [old for old, _ in rewrite.pairs])
     after = cut(model, bounds, [new for _, new in rewrite.pairs])
+    for part in (before, after):
+        in_single(part)
     doubled_part = onnx.ModelProto()
     doubled_part.CopyFrom(before)
     in_double(doubled_part)
@@ -141,7 +145,9 @@ def _draw(
 ) -> NDArray[np.generic]:
     shape = _concrete(value, binding)
     keeps = declared(value)
-    dtype = value.dtype.numpy() if value.dtype is not None else np.dtype(np.float32)
+    dtype = np.dtype(np.float32)
+    if value.dtype not in (None, ir.DataType.BFLOAT16):
+        dtype = value.dtype.numpy()
     if keeps is not None:
         return right_padded.drawn(rng, shape, keeps)[0].astype(dtype)
     if dtype.kind in "biu":  # zeros and ones are what a mask is made from

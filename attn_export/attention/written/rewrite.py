@@ -73,6 +73,9 @@ def rewrite(found: Softmax, *, nan_rows: bool = False) -> Rewrite:
         new = _nan_rows(b, new, mask)
     new = _as_before(b, new, weighed, common, sizes(v)[-1])
     attention.name = f"{found.node.name}/attention"
+    if found.widened:
+        precision = int(found.node.outputs[0].dtype or ir.DataType.FLOAT)
+        attention.attributes["softmax_precision"] = ir.AttrInt64("softmax_precision", precision)
     old = weighed.product.outputs[0]
     new.shape, new.type = old.shape, old.type
     cut = cut_sources([*masked.sources, *(guard.condition for guard, _ in guards)])
