@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from attn_export.attention.apply import apply, drop_unused_initializers
-from attn_export.attention.beside import lower_linear, lower_rotary
+from attn_export.attention.beside import lower_linear, lower_rotary, with_folded
 from attn_export.attention.canonical import canonicalise
 from attn_export.attention.count import count, others
 from attn_export.attention.find import find
@@ -28,7 +29,7 @@ from attn_export.attention.metadata import name_nodes
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Account, Outcome, Proved, Site, Status
 from attn_export.attention.sizes import evaluate
-from attn_export.capability import KERNELS, Form, preference, why_not
+from attn_export.capability import FOLDS_ROTARY, KERNELS, Form, preference, why_not
 from attn_export.errors import UsageError
 from attn_export.runtimes import ort_cpu
 from attn_export.runtimes.packages import onnxruntime_owner, runtime_version
@@ -93,6 +94,7 @@ def lower(
     if outcomes or rotary or linear:
         RemoveUnusedNodesPass()(model)
         drop_unused_initializers(model)
+        rotary = with_folded(model, rotary, runtime)
     unseen = NotLowerable(Reason.NOT_RECOGNISED, "it is counted, but the finder does not take it")
     unrecognised = tuple(
         (name, unseen.reason, str(unseen)) for name in counted if name not in known
@@ -185,17 +187,21 @@ def _take(
 ) -> bool:
     """Whether an op took the site, with its lengths if it has some, or else with its dense mask."""
     lengths = site.mask == "lengths" and op != decomposed.NAME
-    for way in (site, site.dense) if lengths else (site.dense,):
-        signature = (op, *way.signature)
+    builders = [BUILDERS[op]]
+    if op == group_query_attention.NAME and runtime in FOLDS_ROTARY:
+        builders.insert(0, group_query_attention.build_turning)
+    for way, build in product((site, site.dense) if lengths else (site.dense,), builders):
+        signature = (op, build, *way.signature)
         try:
             if op.startswith(CONTRIB) and not (way.head_size and way.v_head_size):
                 raise NotLowerable(Reason.HEADS, "its head size is not fixed")
             form = form_of(way, op, model.opset_imports.get("", 23))
             if refusal := why_not(op, runtime, version, form):
                 raise NotLowerable(Reason(refusal.code), str(refusal))
-            apply(model, BUILDERS[op](way), sizes, brief=signature in proved)
+            apply(model, build(way), sizes, brief=signature in proved)
         except NotLowerable as reason:
-            reasons[op] = reason
+            if build is BUILDERS[op]:
+                reasons[op] = reason
             continue
         proved.add(signature)
         return True

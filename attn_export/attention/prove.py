@@ -29,6 +29,7 @@ from attn_export.attention.cutting import (
 from attn_export.attention.lower.rewrite import Rewrite
 from attn_export.attention.masks import may_block
 from attn_export.attention.padding import declared
+from attn_export.attention.reference_ops import OPS
 from attn_export.attention.sizes import evaluate
 from attn_export.parity.compare import compare
 from attn_export.parity.tolerance import FACTOR, allowed_error, max_abs, rounded
@@ -79,7 +80,7 @@ def prove(
     doubled_part = onnx.ModelProto()
     doubled_part.CopyFrom(before)
     in_double(doubled_part)
-    unchanged, truth = ReferenceEvaluator(before), ReferenceEvaluator(doubled_part)
+    unchanged, truth = (ReferenceEvaluator(part, new_ops=OPS) for part in (before, doubled_part))
     runs = 0
     mask = rewrite.mask if rewrite.mask is not None and may_block(rewrite.mask) else None
     with ort_cpu.load(after.SerializeToString()) as fused:

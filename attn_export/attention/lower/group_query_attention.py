@@ -11,15 +11,18 @@ from attn_export.attention.lower.cache import Cache, cache_of
 from attn_export.attention.lower.contrib import finish, fused, lengths_of, require_plain
 from attn_export.attention.lower.rewrite import Rewrite
 from attn_export.attention.lower.site_inputs import builder, mask_of, operand_of
-from attn_export.attention.lower.tokens_first import tokens_first
+from attn_export.attention.lower.tokens_first import TokensFirst, tokens_first
+from attn_export.attention.lower.turned import turned
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Site
 from attn_export.attention.sizes import sizes
 
 NAME = "com.microsoft.GroupQueryAttention"
+BIAS = 10
+"""Its input for a bias on scores."""
 
 
-def build(site: Site) -> Rewrite:
+def build(site: Site, *, turning: bool = False) -> Rewrite:
     """Query (B, S, N * H), key and value (B, S, K * H), and the numbers of keys so far.
 
     The op is causal, its queries counted from the end of the past, whatever it is given beside. A
@@ -27,6 +30,9 @@ def build(site: Site) -> Rewrite:
     the numbers of keys that it is given; any other mask becomes the bias on scores as well, see
     `score_bias`.
     Specification: ONNX Runtime contrib operators, com.microsoft.GroupQueryAttention.
+
+    Args:
+        turning: let the op turn queries and keys, which RotaryEmbedding did, see `turned`.
 
     Raises:
         NotLowerable: the site is not causal, or not expressible by this op.
@@ -41,6 +47,9 @@ def build(site: Site) -> Rewrite:
     new = (operand_of(site, 1), operand_of(site, 2)) if cache is None else (cache.key, cache.value)
     key = tokens_first(b, new[0], "key", site.kv_heads)
     value = tokens_first(b, new[1], "value", site.kv_heads)
+    rotary = turned(b, query.value, key.value, site.head_size, cache) if turning else None
+    if rotary is not None:
+        query, key = (TokensFirst(v, v) for v in (rotary.query, rotary.key))
     keys = [(key.value, 1)] if cache is None else [(cache.past_key, 2), (key.value, 1)]
     rows = lengths_of(site, cache)
     lengths, longest = _lengths(b, query.value, total(b, keys), rows)
@@ -48,17 +57,28 @@ def build(site: Site) -> Rewrite:
     known = mask is None or site.exact or rows is not None
     bias = None if known else score_bias(b, site, query.value, keys)
     past = (None, None) if cache is None else (cache.past_key, cache.past_value)
+    sources = [query.source, key.source, value.source]
     inputs: list[ir.Value | None] = [query.value, key.value, value.value, *past, lengths, longest]
+    if rotary is not None:
+        inputs += [rotary.cos, rotary.sin]
+        sources += rotary.sources
     if bias is not None:
-        inputs += [None, None, None, bias.value]
+        inputs += [None] * (BIAS - len(inputs)) + [bias.value]
     attributes = {
         "num_heads": site.heads, "kv_num_heads": site.kv_heads, "scale": site.scale,
         "softcap": site.softcap,
         # counts the query itself, as the site's window does
         "local_window_size": -1 if site.window is None else site.window,
     }  # fmt: skip
+    if rotary is not None:
+        attributes |= {"do_rotary": 1, "rotary_interleaved": rotary.interleaved}
     node = fused(b, site, "GroupQueryAttention", inputs, sizes(query.value), attributes, 3)
-    return finish(b, site, NAME, node, [query.source, key.source, value.source], bias, cache)
+    return finish(b, site, NAME, node, sources, bias, cache)
+
+
+def build_turning(site: Site) -> Rewrite:
+    """As `build`, with the rotation of queries and keys inside of the op."""
+    return build(site, turning=True)
 
 
 def _require_causal(site: Site, cache: Cache | None) -> None:
