@@ -116,7 +116,7 @@ def test_the_manifest_tells_the_promise_and_the_stored_cases_keep_it(bundle: Bun
 @pytest.mark.parametrize("runtime", ["ort-cpu", "torch", "stand-in"])
 def test_every_runtime_refuses_an_input_that_breaks_it(bundle: Bundle, runtime: str) -> None:
     if runtime == "stand-in":
-        session = load_stand_in(bundle, bundle.target_for("ort-cuda", "model"))
+        session = load_stand_in(bundle, bundle.target_for(["ort-cuda"], "model"))
     else:
         session = load(bundle, runtime)
     x = np.zeros((1, 4, 8), np.float32)
