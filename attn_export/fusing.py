@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnx.external_data_helper import ExternalDataInfo
 
 from attn_export import file_cases, onnx_file
+from attn_export.attention.padding import declare, promised
 from attn_export.errors import AttnExportError, CheckFailed, FileError, UsageError
 from attn_export.file_cases import FileCases
 from attn_export.inspection import account_of, runtime_of
@@ -20,6 +21,7 @@ from attn_export.parity.compare import Comparison, compare_outputs, failed
 from attn_export.parity.result import RuntimeResult, Verification
 from attn_export.protos import graph_tensors
 from attn_export.requirement import Requirement, parse
+from attn_export.right_padded import parse as parse_promises
 from attn_export.runtimes import ort_cpu
 from attn_export.runtimes.packages import onnxruntime_owner
 from attn_export.storage import publish, scratch
@@ -71,6 +73,7 @@ def fuse(
     allow_blocked_rows: bool = False,
     lowering: str = "auto",
     less_work: bool = True,
+    right_padded: Sequence[str] = (),
     overwrite: bool = False,
     progress: Progress = lambda _: None,
 ) -> Fused:
@@ -84,6 +87,9 @@ def fuse(
         excuse: names of sites, or reason codes (attn_export.attention.reasons).
         lowering: "auto", "contrib", "standard" or "decomposed".
         less_work: take out what reaches no output, as a last block's other tokens.
+        right_padded: `INPUT`, a mask (B, T) whose rows are ones and then zeros, so that ops may get
+            lengths in its place; `INPUT=0` where 0 is what keeps a key. The file's metadata says
+            so; nothing checks it when the file runs.
 
     Raises:
         CheckFailed: too few sites were lowered, or the new graph computes something else. Nothing
@@ -95,9 +101,16 @@ def fuse(
     """
     requirement = parse(require, excuse, allow_blocked_rows)
     fused = attempt(
-        Path(source), Path(output), target, lowering, requirement, overwrite, progress,
+        Path(source),
+        Path(output),
+        target,
+        lowering,
+        requirement,
+        overwrite,
+        progress,
+        right_padded,
         less_work=less_work,
-    )  # fmt: skip
+    )
     fused.require()
     return fused
 
@@ -110,6 +123,7 @@ def attempt(
     requirement: Requirement,
     overwrite: bool,
     progress: Progress,
+    right_padded: Sequence[str] = (),
     *,
     less_work: bool = True,
 ) -> Fused:
@@ -121,10 +135,14 @@ def attempt(
     file = onnx_file.read(source)
     if {output.resolve(), _data_of(output).resolve()} & {source.resolve(), *file.weight_files}:
         raise UsageError(f"{output} would replace the file that is read", "choose another -o")
+    declare(file.model, parse_promises(right_padded))
     progress("running the file as it is")
     cases = file_cases.build(file)
     account, notes = account_of(file, cases, runtime, lowering, progress, less_work=less_work)
     notes += requirement.unused([account])
+    if any(site["mask"] == "lengths" for site in account["sites"]):
+        told = ", ".join(f"'{name}'" for name in promised(file.model))
+        notes.append(f"nothing checks when the file runs that {told} is right padded")
     if failure := requirement.failure([account]):
         return Fused(None, account, notes, None, failure)
     with scratch(output) as stage:

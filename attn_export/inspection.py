@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from attn_export import file_cases, onnx_file
 from attn_export.attention.lowering import lower
+from attn_export.attention.padding import declare, promised, unused_promises
 from attn_export.capability import TARGET_RUNTIMES
 from attn_export.errors import UsageError
 from attn_export.file_cases import FileCases
 from attn_export.onnx_file import OnnxFile
+from attn_export.right_padded import parse
 
 Progress = Callable[[str], None]
 
@@ -23,7 +25,9 @@ def runtime_of(target: str) -> str:
     return TARGET_RUNTIMES[target]
 
 
-def inspect_file(path: Path, target: str, progress: Progress) -> dict[str, Any]:
+def inspect_file(
+    path: Path, target: str, progress: Progress, right_padded: Sequence[str] = ()
+) -> dict[str, Any]:
     """The sites of an .onnx file, and notes on it; the file is not changed.
 
     Raises:
@@ -33,6 +37,7 @@ def inspect_file(path: Path, target: str, progress: Progress) -> dict[str, Any]:
     runtime = runtime_of(target)
     progress(f"reading {path}")
     file = onnx_file.read(path)
+    declare(file.model, parse(right_padded))
     cases = file_cases.build(file, judged=False)
     account, notes = account_of(file, cases, runtime, "auto", progress)
     return {**account, "notes": notes}
@@ -50,24 +55,30 @@ def account_of(
     """Lower the file's graph in place; the sites as `inspect --json` prints them, and all notes."""
     found = lower(file.model, runtime, cases.sizes, lowering, progress, less_work=less_work)
     notes = [*file.notes, *cases.notes]
+    notes += unused_promises(found, promised(file.model))
     if found.total == 0:
         notes.append("there is no attention in this file")
     return {"model": str(file.path), **found.to_json()}, notes
 
 
-def inspect_source(origin: str, target: str, progress: Progress) -> list[dict[str, Any]]:
+def inspect_source(
+    origin: str, target: str, progress: Progress, right_padded: Sequence[str] = ()
+) -> list[dict[str, Any]]:
     """The sites of a PyTorch model, exported in memory, one account a component."""
     from attn_export.exporter import to_onnx
     from attn_export.parity.cases import sizes_of
-    from attn_export.source import eval_mode, resolve, restore_mode
+    from attn_export.source import eval_mode, promise, resolve, restore_mode
 
     runtime = runtime_of(target)
     accounts = []
-    for component, spec in resolve(origin).components.items():
+    source = resolve(origin)
+    promise(source, parse(right_padded))
+    for component, spec in source.components.items():
         flags = eval_mode(spec.module)
         try:
             progress(f"exporting {component} to ONNX")
             graph = to_onnx(spec)
+            declare(graph.model, spec.promises())
         finally:
             restore_mode(flags)
         account = lower(graph.model, runtime, sizes_of(graph.spec), progress=progress)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
 from attn_export.attention.site import Account
-from attn_export.capability import RUNTIMES, Target
+from attn_export.capability import RUNTIMES, TARGETS, Target
 from attn_export.exporter import Graph
 from attn_export.parity.tolerance import FACTOR, FLOOR
+from attn_export.runtimes import ort_web
 from attn_export.runtimes.packages import runtime_version, versions
 from attn_export.runtimes.table import availability
 from attn_export.sessions import STAND_IN
@@ -26,7 +28,9 @@ def describe_values(
     for value in graph.model.graph.inputs:
         axes = spec.axes().get(str(value.name), {})
         ranges = {axis.name: [axis.min, axis.max] for axis in axes.values()}
-        inputs.append({**_tensor(component, value), "ranges": ranges})
+        keeps = spec.promises().get(str(value.name))
+        promise = {} if keeps is None else {"right_padded": True, "keeps": keeps}
+        inputs.append({**_tensor(component, value), "ranges": ranges, **promise})
     outputs = []
     for value in graph.model.graph.outputs:
         name = str(value.name)
@@ -82,6 +86,18 @@ def target_notes(target: Target) -> list[str]:
             f" {target.runtime}, because {seen.observed}"
         )
     return notes
+
+
+def weights_notes(targets: Sequence[str], weights: Path) -> list[str]:
+    """What a browser cannot load."""
+    size = weights.stat().st_size if weights.is_file() else 0
+    if size <= ort_web.LARGEST_FILE or not any(TARGETS[t].runtime == ort_web.NAME for t in targets):
+        return []
+    largest = ort_web.LARGEST_FILE / 1e9
+    return [
+        f"{weights.name} has {size / 1e9:.2f} GB and a browser takes {largest:.2f} GB at once,"
+        " so the graph of target web runs under Node.js and not in a page"
+    ]
 
 
 def assemble(

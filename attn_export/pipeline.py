@@ -17,7 +17,8 @@ from attn_export.errors import CheckFailed
 from attn_export.parity.result import Verification
 from attn_export.production.measured import record
 from attn_export.report.html import render
-from attn_export.source import resolve
+from attn_export.right_padded import parse
+from attn_export.source import promise, resolve
 from attn_export.verification import verify
 
 Progress = Callable[[str], None]
@@ -35,6 +36,7 @@ class Options:
     lowering: str = "auto"
     less_work: bool = True
     allow_fallback: bool = False
+    right_padded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ def _make(
     with bundles.write(folder, overwrite=options.overwrite) as stage:
         progress(f"loading {source}")
         model = resolve(source, options.inputs, options.dynamic)
+        promise(model, parse(options.right_padded))
         made = export_into(
             stage,
             model,

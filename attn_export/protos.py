@@ -1,8 +1,8 @@
-"""ONNX models as protobufs: every tensor that they store, and the same computation in float64."""
+"""ONNX models as protobufs: every tensor that they store, and the same in other floats."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -53,32 +53,48 @@ def with_weights(data: bytes, folder: Path) -> bytes:
 
 def in_double(model: onnx.ModelProto) -> None:
     """Make every float of a model, its subgraphs and functions a double, in place."""
+    _in_floats(model, FLOATS, TensorProto.DOUBLE)
+
+
+def in_single(model: onnx.ModelProto) -> None:
+    """Make every bfloat16 of a model, its subgraphs and functions a float32, in place."""
+    _in_floats(model, (TensorProto.BFLOAT16,), TensorProto.FLOAT)
+
+
+def _in_floats(model: onnx.ModelProto, old: Collection[int], new: int) -> None:
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(new)
     for tensor in graph_tensors(model):
-        if tensor.data_type in FLOATS:
-            array = numpy_helper.to_array(tensor).astype(np.float64)
+        if tensor.data_type in old:
+            array = numpy_helper.to_array(tensor).astype(dtype)
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
-    _graph_in_double(model.graph)
+    _graph_in_floats(model.graph, old, new)
     for function in model.functions:
-        _nodes_in_double(function.node)
+        _nodes_in_floats(function.node, old, new)
 
 
-def _graph_in_double(graph: onnx.GraphProto) -> None:
+def _graph_in_floats(graph: onnx.GraphProto, old: Collection[int], new: int) -> None:
     for value in [*graph.input, *graph.output]:
-        if value.type.tensor_type.elem_type in FLOATS:
-            value.type.tensor_type.elem_type = TensorProto.DOUBLE
+        if value.type.tensor_type.elem_type in old:
+            value.type.tensor_type.elem_type = new
     graph.ClearField("value_info")
-    _nodes_in_double(graph.node)
+    _nodes_in_floats(graph.node, old, new)
 
 
-def _nodes_in_double(nodes: Iterable[onnx.NodeProto]) -> None:
+def _nodes_in_floats(nodes: Iterable[onnx.NodeProto], old: Collection[int], new: int) -> None:
     for node in nodes:
         for attribute in node.attribute:
-            if attribute.name in ("to", "dtype") and attribute.i in FLOATS:
-                attribute.i = TensorProto.DOUBLE
-            elif node.op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
+            if attribute.name in ("to", "dtype") and attribute.i in old:
+                attribute.i = new
+            elif (
+                node.op_type == "Constant"
+                and attribute.name in ("value_float", "value_floats")
+                and TensorProto.FLOAT in old
+            ):
                 single = attribute.name == "value_float"
-                array = np.asarray(attribute.f if single else attribute.floats, np.float64)
+                dtype = onnx.helper.tensor_dtype_to_np_dtype(new)
+                array = np.asarray(attribute.f if single else attribute.floats, dtype)
                 tensor = numpy_helper.from_array(array)
                 attribute.CopyFrom(onnx.helper.make_attribute("value", tensor))
-            for graph in (attribute.g, *attribute.graphs):
-                _graph_in_double(graph)
+            bodies = [attribute.g] if attribute.HasField("g") else []
+            for graph in (*bodies, *attribute.graphs):
+                _graph_in_floats(graph, old, new)

@@ -42,13 +42,14 @@ def load(
         RuntimeUnavailable: it cannot work here.
     """
     if runtime in table.MODULE_RUNTIMES:
-        return _load_torch(bundle, runtime, component, source)
+        return _promised(bundle, component, _load_torch(bundle, runtime, component, source))
     found = table.find(runtime)
     table.require(runtime)
     target = bundle.target_for(found.GRAPHS, component)
     if not options.ranges:
         options = replace(options, ranges=_ranges(bundle, component))
-    return found.load(_model(bundle, target, graph), threads, options)
+    loaded = found.load(_model(bundle, target, graph), threads, options)
+    return _promised(bundle, component, loaded)
 
 
 def _model(bundle: bundles.Bundle, target: Mapping[str, Any], graph: bytes | None) -> Graph:
@@ -72,7 +73,18 @@ def load_stand_in(
 
     What that shows is that the graph computes what PyTorch does, not that the runtime would.
     """
-    return ort_cpu.load(_model(bundle, target, graph))
+    loaded = ort_cpu.load(_model(bundle, target, graph))
+    return _promised(bundle, str(target["component"]), loaded)
+
+
+def _promised(bundle: bundles.Bundle, component: str, session: Session) -> Session:
+    """The session, which refuses inputs that break what was promised at export."""
+    session.right_padded = {
+        entry["name"]: 0 if entry.get("keeps") == 0 else 1
+        for entry in bundle.manifest["inputs"]
+        if entry["component"] == component and entry.get("right_padded")
+    }
+    return session
 
 
 def _load_torch(

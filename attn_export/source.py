@@ -25,6 +25,7 @@ from torch import nn
 from attn_export.errors import AttnExportError, ExportError, UsageError, one_line
 from attn_export.models.spec import ExportSpec
 from attn_export.models.zoo import ZOO
+from attn_export.right_padded import Promises, broken
 from attn_export.signature import bind, describe, parse_input
 
 UNUSED_INPUT = "--input was not used, since the model comes with example inputs"
@@ -108,6 +109,40 @@ def _from_package(origin: str, inputs: Sequence[str]) -> Source:
         dynamic = {key: axes for key, axes in spec.dynamic.items() if key in given}
         spec = replace(spec, inputs=given, dynamic=dynamic)
     return Source(_slug(Path(name).name), origin, {"model": spec}, list(notes))
+
+
+def promise(source: Source, promises: Promises) -> None:
+    """Note which masks are right padded, by the names of the graph's inputs.
+
+    Raises:
+        UsageError: no component has such an input, or the model's own example breaks the promise.
+    """
+    known = [s.names.get(name, name) for s in source.components.values() for name in s.inputs]
+    for name, keeps in promises.items():
+        if name not in known:
+            raise UsageError(
+                f"{source.origin} has no input '{name}' to be right padded",
+                f"its inputs are {', '.join(dict.fromkeys(known))}",
+            )
+        for component, spec in source.components.items():
+            parameter = spec.parameter(name)
+            if parameter in spec.inputs:
+                _require_right_padded(name, keeps, spec, parameter)
+                told = {**spec.right_padded, parameter: keeps}
+                source.components[component] = replace(spec, right_padded=told)
+
+
+def _require_right_padded(name: str, keeps: int, spec: ExportSpec, parameter: str) -> None:
+    rows = [spec.inputs[parameter]]
+    if spec.metric is not None and parameter in spec.metric.inputs:
+        rows.append(spec.metric.inputs[parameter])
+    for mask in rows:
+        problem = broken(mask.numpy(), keeps)
+        if problem:
+            raise UsageError(
+                f"--right-padded {name}: the model's own example {problem}",
+                f"leave it out, or write {name}={1 - keeps} if {1 - keeps} keeps a key",
+            )
 
 
 def _slug(name: str) -> str:

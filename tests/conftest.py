@@ -100,7 +100,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("sources")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
-    ignored = shutil.ignore_patterns("__pycache__")
+    ignored = shutil.ignore_patterns("__pycache__", "node_modules")
     shutil.copytree(ROOT / "attn_export", copy / "attn_export", ignore=ignored)
     dist = copy / "dist"
     same_bytes = {**os.environ, "SOURCE_DATE_EPOCH": "1000000000"}

@@ -119,10 +119,19 @@ def wide(path: Path) -> Path:
 
 
 def unfusable(path: Path) -> Path:
-    """The weights of one site are returned as well, so that they must survive."""
+    """The weights of one site are returned after some were set to 0, so that no op returns them."""
     outputs = [floats("y", "batch", "tokens", D), floats("weights", "batch", 2, "tokens", "tokens")]
-    return save(path, attention_nodes(17), [floats("x", "batch", "tokens", D)], outputs,
-                constants())  # fmt: skip
+    nodes = attention_nodes(17)
+    (attend,) = [n for n in nodes if n.op_type == "Softmax"]
+    attend.output[0] = "all"
+    after = [
+        helper.make_node("Greater", ["scaled", "zero_score"], ["seen"]),
+        helper.make_node("Where", ["seen", "all", "zero_score"], ["weights"]),
+    ]
+    at = nodes.index(attend) + 1
+    numbers = {**constants(), "zero_score": np.array(0, np.float32)}
+    return save(path, [*nodes[:at], *after, *nodes[at:]], [floats("x", "batch", "tokens", D)],
+                outputs, numbers)  # fmt: skip
 
 
 def expected(x: np.ndarray, seed: int = 0) -> np.ndarray:

@@ -110,8 +110,8 @@ def test_a_runtime_that_is_asked_for_and_does_not_work_is_exit_3(cli: Cli) -> No
 
 
 def test_every_runtime_is_in_the_table() -> None:
-    assert table.names()[:7] == [
+    assert table.names()[:8] == [
         "torch", "torch-compile", "ort-cpu", "ort-cuda", "ort-tensorrt", "openvino",
-        "onnx-reference",
+        "ort-web", "onnx-reference",
     ]  # fmt: skip
     assert {table.availability(name).runtime for name in table.names()} == set(table.names())

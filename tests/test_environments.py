@@ -10,7 +10,9 @@ from zipfile import ZipFile
 
 import pytest
 
-from tests.boundary import Ended, Environment, run
+from tests.boundary import ROOT, Ended, Environment, edit_manifest, run
+from tests.test_verification import IDENTITY, small_bundle
+from tests.web.needed import needs
 
 NO_PATH = {**os.environ, "PYTHONPATH": ""}
 
@@ -32,6 +34,9 @@ def test_the_wheel_holds_weights_template_marker_and_licence_and_no_tests(wheel:
     assert {
         "attn_export/py.typed",
         "attn_export/report/report.html",
+        "attn_export/runtimes/web/package-lock.json",
+        "attn_export/runtimes/web/package.json",
+        "attn_export/runtimes/web/worker.mjs",
         "attn_export/models/weights/vit_digits.safetensors",
         "attn_export/models/weights/vit_digits_heldout.safetensors",
     } <= sizes.keys()
@@ -130,6 +135,19 @@ def test_doctor_finds_two_owners_of_onnxruntime(
     ended = call(cpu_environment, "doctor", "--runtime", "ort-cpu", path=onnxruntime_twins)
     assert ended.code == 3
     assert "are both installed and own the same folder; run `pip uninstall -y" in ended.stdout
+
+
+@needs("ort-web")
+def test_a_browsers_bundle_is_verified_with_neither_torch_nor_onnxruntime(
+    base_environment: Environment, tmp_path: Path
+) -> None:
+    """The wheel's worker, with the packages that npm put into a folder of the user's."""
+    bundle = small_bundle(tmp_path / "b", IDENTITY)
+    edit_manifest(bundle, lambda m: m["targets"][0].update(name="web", runtime="ort-web"))
+    environment = {**os.environ, "PYTHONPATH": "", "ATTN_EXPORT_WEB": str(ROOT)}
+    ended = run([base_environment.script, "verify", bundle, "--json"], env=environment)
+    assert ended.code == 0, ended.stderr
+    assert ended.json["runtimes"]["ort-web"]["passed"] is True
 
 
 def test_production_says_no_to_a_wrong_bundle(

@@ -12,9 +12,13 @@ from onnx import TensorProto, helper
 
 from attn_export import assert_parity, verify
 from attn_export import bundle as bundles
+from attn_export.cli.tables import fallback_lines
 from attn_export.errors import CheckFailed, UsageError
 from attn_export.parity.tolerance import Group
 from attn_export.reference import Case, write_cases
+from attn_export.runtimes import ort_cpu
+from attn_export.runtimes.base import Graph, LoadOptions
+from attn_export.runtimes.ort import OrtSession
 from attn_export.sessions import load
 from tests.boundary import edit_manifest, reseal
 
@@ -197,3 +201,26 @@ def test_a_graph_that_onnxruntime_refuses_is_a_bad_file(bundle_copy: Path) -> No
     reseal(bundle_copy)
     with pytest.raises(bundles.FileError, match=r"refuses model\.cpu\.onnx \(.*NoSuchOp"):
         verify(bundle_copy)
+
+
+def test_attention_that_another_provider_ran_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a CUDA provider has no kernel of an op, and --allow-fallback lets that be."""
+    folder = small_bundle(tmp_path / "b", IDENTITY)
+    assert verify(folder, allow_fallback=True).runtimes["ort-cpu"].fallback == ""
+    plain = ort_cpu.load
+
+    def load_elsewhere(model: Graph, threads: int | None, options: LoadOptions) -> OrtSession:
+        session = plain(model, threads, options)
+        session.fallback = "SomeProvider runs Attention 'a', not CPUExecutionProvider"
+        assert options.allow_fallback
+        return session
+
+    monkeypatch.setattr(ort_cpu, "load", load_elsewhere)
+    result = verify(folder, allow_fallback=True)
+    assert result.to_json()["runtimes"]["ort-cpu"]["fallback"].startswith("SomeProvider runs")
+    assert fallback_lines(result) == [
+        "ort-cpu passed some of its attention on: SomeProvider runs Attention 'a', not"
+        " CPUExecutionProvider."
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -15,6 +16,8 @@ from attn_export.attention.scans import scan_recurrence
 from attn_export.attention.site import Beside
 from attn_export.capability import (
     CONTRIB_ROTARY,
+    FOLDS_ROTARY,
+    GROUP_QUERY_ATTENTION,
     KERNELS,
     LINEAR_ATTENTION,
     STANDARD_ROTARY,
@@ -23,6 +26,8 @@ from attn_export.capability import (
 )
 
 Sizes = Sequence[Mapping[str, int]]
+ROTATION = "attn_export.rotation"
+"""Metadata of a RotaryEmbedding: the name of the node that ended the rotation."""
 NOT_CAUSAL = NotLowerable(
     Reason.NOT_EXPRESSIBLE,
     "no sum over earlier tokens alone is seen in it, which is what LinearAttention computes",
@@ -51,7 +56,10 @@ def lower_rotary(
             signature = _rotary_signature(op, rotation)
             try:
                 _check(op, runtime, version, model, rotation.x)
-                apply(model, rotary_embedding.build(rotation, op), sizes, brief=signature in proved)
+                rewrite = rotary_embedding.build(rotation, op)
+                for node in rewrite.nodes:
+                    node.metadata_props[ROTATION] = name
+                apply(model, rewrite, sizes, brief=signature in proved)
             except NotLowerable as reason:
                 reasons.append(reason)
                 continue
@@ -61,6 +69,23 @@ def lower_rotary(
         else:
             done.append(Beside(name, None, tuple(reasons)))
     return tuple(done)
+
+
+def with_folded(model: ir.Model, rotary: Sequence[Beside], runtime: str) -> tuple[Beside, ...]:
+    """What became of rotations whose nodes are gone: GroupQueryAttention turns them itself."""
+    if runtime not in FOLDS_ROTARY:
+        return tuple(rotary)
+    left = {
+        node.metadata_props.get(ROTATION, str(node.name))
+        for node in model.graph
+        if node.op_type == "RotaryEmbedding"
+    }
+    return tuple(
+        replace(found, lowering=GROUP_QUERY_ATTENTION)
+        if found.lowering == CONTRIB_ROTARY and found.name not in left
+        else found
+        for found in rotary
+    )
 
 
 def _as_given(node: ir.Node) -> Beside:

@@ -11,7 +11,8 @@ import onnx_ir as ir
 from attn_export.attention.data import activations, one_source
 from attn_export.attention.fused import fused_site, is_fused
 from attn_export.attention.metadata import MODULE
-from attn_export.attention.site import Mask, Site, Size
+from attn_export.attention.padding import row_lengths
+from attn_export.attention.site import Site, Size, mask_kind
 from attn_export.attention.structure import Structure, structure
 from attn_export.attention.written.describe import describe
 from attn_export.attention.written.softmaxes import softmax
@@ -19,6 +20,8 @@ from attn_export.attention.written.softmaxes import softmax
 
 def find(model: ir.Model, refused: Collection[str] = ()) -> list[Site]:
     """The sites in the order of the graph: each Attention node is one.
+
+    The lengths of rows that are declared right padded are computed at the front of the graph.
 
     Args:
         refused: names of the nodes that end a softmax which could not be made one.
@@ -82,7 +85,7 @@ def _site(node: ir.Node, name: str, data: set[int]) -> Site:
         v_head_size=_known(value, -1) // (kv_heads if packed else 1),
         query_tokens=_tokens(query, tokens),
         key_tokens=_tokens(key, tokens),
-        mask=_mask(node),
+        mask=mask_kind(node),
         causal="upper-left" if causal else "none",
         scale=scale or 1 / math.sqrt(head_size),
         softcap=node.attributes.get_float("softcap", 0.0),
@@ -104,7 +107,10 @@ def _with_structure(
         kind = "causal" if found.window is None else "window"
     elif found.bias:
         kind = "relative-bias"
-    return replace(site, kind=kind, causal=found.causal, window=found.window, exact=found.exact)
+    site = replace(site, kind=kind, causal=found.causal, window=found.window, exact=found.exact)
+    if found.padding is None or site.node.graph is not model.graph:
+        return site
+    return replace(site, mask="lengths", lengths=row_lengths(model, found.padding))
 
 
 def _rank(value: ir.Value) -> int:
@@ -127,10 +133,3 @@ def _size(value: ir.Value, axis: int) -> int:
 def _tokens(value: ir.Value, axis: int) -> Size:
     size = value.shape[axis] if value.shape is not None else None
     return size if isinstance(size, int) else str(getattr(size, "value", None) or "?")
-
-
-def _mask(node: ir.Node) -> Mask:
-    mask = node.inputs[3] if len(node.inputs) > 3 else None
-    if mask is None:
-        return "none"
-    return "bool" if mask.dtype == ir.DataType.BOOL else "additive"

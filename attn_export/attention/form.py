@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from attn_export.attention.lower.cache import cache_of
 from attn_export.attention.reasons import NotLowerable, Reason
-from attn_export.attention.site import Site, Size
+from attn_export.attention.site import Causal, Site, Size
 from attn_export.capability import STANDARD_ATTENTION, Form
 
 PAST_INPUTS = (4, 5)
@@ -40,9 +40,9 @@ def form_of(site: Site, op: str, opset: int) -> Form:
         key_tokens=site.key_tokens if cache is None else _tokens(cache.key),
         cross=site.kind == "cross",
         mask=site.mask,
-        causal="upper-left" if flag else "none",
+        causal=_causal(site, flag),
         causal_mask=not flag and site.causal in ("upper-left", "lower-right"),
-        blocked_rows=site.mask != "none" and op in LEFT_TO_THE_KERNEL,
+        blocked_rows=site.mask in ("bool", "additive") and op in LEFT_TO_THE_KERNEL,
         cache=cache is not None
         or any(_has_input(site.node, index) for index in PAST_INPUTS)
         or any(_is_read(site.node, index) for index in PRESENT_OUTPUTS),
@@ -52,6 +52,13 @@ def form_of(site: Site, op: str, opset: int) -> Form:
         window=site.window is not None and site.mask == "none",
         opset=opset,
     )
+
+
+def _causal(site: Site, flag: bool) -> Causal:
+    """What the op does itself: what a flag says, or what lengths leave of a mask."""
+    if flag:
+        return "upper-left"
+    return site.causal if site.mask == "lengths" else "none"
 
 
 def _batch(query: ir.Value) -> Size:

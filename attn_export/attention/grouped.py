@@ -14,7 +14,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from attn_export.attention.apply import apply
 from attn_export.attention.data import unique
 from attn_export.attention.layout import REPEAT, Atom, atoms, chain, trace
-from attn_export.attention.lower.rewrite import Rewrite
+from attn_export.attention.lower.rewrite import Rewrite, outputs_of
 from attn_export.attention.masks import mask_sources
 from attn_export.attention.metadata import origin_of
 from attn_export.attention.reasons import NotLowerable
@@ -79,12 +79,12 @@ def _rewrite(node: ir.Node, key: ir.Value, value: ir.Value) -> Rewrite:
         name=f"{node.name}{GROUPED}",
     )  # fmt: skip
     grouped.metadata_props.update(origin_of(node))
-    also = list(zip(node.outputs[1:], grouped.outputs[1:], strict=True))
-    for before, after in [(old, grouped.outputs[0]), *also]:
+    pairs = outputs_of(node, grouped)
+    for before, after in pairs:
         after.shape, after.type = before.shape, before.type
     mask = node.inputs[3] if len(node.inputs) > 3 else None
     operands = [v for v in (node.inputs[0], key, value) if v is not None]
     cut = [] if mask is None else mask_sources(mask)
     begins = unique([*operands, *cut])
     new = grouped.outputs[0]
-    return Rewrite("ai.onnx.Attention", begins, old, new, [grouped], [], mask, also)
+    return Rewrite("ai.onnx.Attention", begins, old, new, [grouped], [], mask, pairs[1:])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from attn_export.attention.apply import apply, drop_unused_initializers
-from attn_export.attention.beside import lower_linear, lower_rotary
+from attn_export.attention.beside import lower_linear, lower_rotary, with_folded
 from attn_export.attention.canonical import canonicalise
 from attn_export.attention.count import count, others
 from attn_export.attention.find import find
@@ -29,7 +30,7 @@ from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Account, Outcome, Proved, Site, Status
 from attn_export.attention.sizes import evaluate
 from attn_export.attention.work.fewer_tokens import fewer_tokens
-from attn_export.capability import KERNELS, Form, preference, why_not
+from attn_export.capability import FOLDS_ROTARY, KERNELS, Form, preference, why_not
 from attn_export.errors import UsageError
 from attn_export.runtimes import ort_cpu
 from attn_export.runtimes.packages import onnxruntime_owner, runtime_version
@@ -99,6 +100,7 @@ def lower(
     if outcomes or rotary or linear:
         RemoveUnusedNodesPass()(model)
         drop_unused_initializers(model)
+        rotary = with_folded(model, rotary, runtime)
     unseen = NotLowerable(Reason.NOT_RECOGNISED, "it is counted, but the finder does not take it")
     unrecognised = tuple(
         (name, unseen.reason, str(unseen)) for name in counted if name not in known
@@ -172,26 +174,51 @@ def _lower_site(
     reasons: dict[str, NotLowerable] = {}
     # A site that no fused op takes is decomposed, since its own node may not run on the runtime.
     for op in dict.fromkeys([*wanted, decomposed.NAME]):
-        signature = (op, *site.signature)
-        try:
-            if op.startswith(CONTRIB) and not (site.head_size and site.v_head_size):
-                raise NotLowerable(Reason.HEADS, "its head size is not fixed")
-            if refusal := why_not(op, runtime, version, form_of(site, op, opset)):
-                raise NotLowerable(Reason(refusal.code), str(refusal))
-            apply(model, BUILDERS[op](site), sizes, brief=signature in proved)
-        except NotLowerable as reason:
-            reasons[op] = reason
+        if not _take(model, op, site, runtime, version, sizes, proved, reasons):
             continue
-        proved.add(signature)
         status: Status = "lowered"
         rule = ""
         if op == decomposed.NAME:
             status = "decomposed-by-choice" if op in wanted else "refused"
             rule = _rule(runtime, choice, form) if op in wanted else ""
-        # Proofs run on the CPU provider; for any other runtime it stands in.
-        proved_on: Proved = "run" if runtime == ort_cpu.NAME else "stand-in"
+        # Proofs run on the CPU provider, bfloat16 in float32; for anything else that stands in.
+        itself = runtime == ort_cpu.NAME and form.dtype != "bfloat16"
+        proved_on: Proved = "run" if itself else "stand-in"
         return Outcome(site, op, status, _general_last(reasons), proved_on, rule=rule)
     return Outcome(site, None, "refused", _general_last(reasons))
+
+
+def _take(
+    model: ir.Model,
+    op: str,
+    site: Site,
+    runtime: str,
+    version: str,
+    sizes: Sequence[Mapping[str, int]],
+    proved: set[tuple[object, ...]],
+    reasons: dict[str, NotLowerable],
+) -> bool:
+    """Whether an op took the site, with its lengths if it has some, or else with its dense mask."""
+    lengths = site.mask == "lengths" and op != decomposed.NAME
+    builders = [BUILDERS[op]]
+    if op == group_query_attention.NAME and runtime in FOLDS_ROTARY:
+        builders.insert(0, group_query_attention.build_turning)
+    for way, build in product((site, site.dense) if lengths else (site.dense,), builders):
+        signature = (op, build, *way.signature)
+        try:
+            if op.startswith(CONTRIB) and not (way.head_size and way.v_head_size):
+                raise NotLowerable(Reason.HEADS, "its head size is not fixed")
+            form = form_of(way, op, model.opset_imports.get("", 23))
+            if refusal := why_not(op, runtime, version, form):
+                raise NotLowerable(Reason(refusal.code), str(refusal))
+            apply(model, build(way), sizes, brief=signature in proved)
+        except NotLowerable as reason:
+            if build is BUILDERS[op]:
+                reasons[op] = reason
+            continue
+        proved.add(signature)
+        return True
+    return False
 
 
 def _rule(runtime: str, choice: str, form: Form) -> str:

@@ -40,6 +40,11 @@ class Made(Enum):
     ANYTHING = "an input, a large constant, or an operator that is not known here"
 
 
+def lowest(like: ir.Value) -> float:
+    """The most negative number of a value's dtype; of float32 where that is not known."""
+    return float((like.dtype or ir.DataType.FLOAT).min)
+
+
 def made_of(value: ir.Value) -> set[Made]:
     """Where the numbers of a float value come from; small constants count for nothing."""
     found: set[Made] = set()

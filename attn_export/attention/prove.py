@@ -18,6 +18,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
+from attn_export import right_padded
 from attn_export.attention.cutting import (
     cut,
     double,
@@ -27,10 +28,12 @@ from attn_export.attention.cutting import (
 )
 from attn_export.attention.lower.rewrite import Rewrite
 from attn_export.attention.masks import may_block
+from attn_export.attention.padding import declared
+from attn_export.attention.reference_ops import OPS
 from attn_export.attention.sizes import evaluate
 from attn_export.parity.compare import compare
 from attn_export.parity.tolerance import FACTOR, allowed_error, max_abs, rounded
-from attn_export.protos import in_double
+from attn_export.protos import in_double, in_single
 from attn_export.runtimes import ort_cpu
 from attn_export.runtimes.base import Arrays
 
@@ -60,6 +63,8 @@ def prove(
 ) -> Proof:
     """Run both sides. The rewrite's nodes must lie in the model's graph, not yet connected.
 
+    Graphs in bfloat16 run in float32, since ONNX Runtime's CPU provider has no kernels for them.
+
     Args:
         sizes: values for the graph's symbolic sizes, one mapping a case.
         brief: one run only, for a site whose like was proved before: its own weights are checked.
@@ -70,10 +75,12 @@ def prove(
     ]
     before = cut(model, bounds, [old for old, _ in rewrite.pairs])
     after = cut(model, bounds, [new for _, new in rewrite.pairs])
+    for part in (before, after):
+        in_single(part)
     doubled_part = onnx.ModelProto()
     doubled_part.CopyFrom(before)
     in_double(doubled_part)
-    unchanged, truth = ReferenceEvaluator(before), ReferenceEvaluator(doubled_part)
+    unchanged, truth = (ReferenceEvaluator(part, new_ops=OPS) for part in (before, doubled_part))
     runs = 0
     mask = rewrite.mask if rewrite.mask is not None and may_block(rewrite.mask) else None
     with ort_cpu.load(after.SerializeToString()) as fused:
@@ -138,7 +145,12 @@ def _draw(
     is_mask: bool,
 ) -> NDArray[np.generic]:
     shape = _concrete(value, binding)
-    dtype = value.dtype.numpy() if value.dtype is not None else np.dtype(np.float32)
+    keeps = declared(value)
+    dtype = np.dtype(np.float32)
+    if value.dtype not in (None, ir.DataType.BFLOAT16):
+        dtype = value.dtype.numpy()
+    if keeps is not None:
+        return right_padded.drawn(rng, shape, keeps)[0].astype(dtype)
     if dtype.kind in "biu":  # zeros and ones are what a mask is made from
         return _hostile_mask(rng, shape).astype(dtype)
     drawn = (rng.standard_normal(shape) * magnitude).astype(dtype)

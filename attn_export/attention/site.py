@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import onnx_ir as ir
@@ -34,6 +34,8 @@ class Site:
         causal: alignment of a causal flag, or of a dense mask that lets no query see later keys.
         window: how many keys a query sees at most, itself included.
         exact: whether a dense mask is `causal` and `window` and nothing more, for every input.
+        lengths: int32 (B,) where its mask is `causal` and "lengths": each row sees so many first
+            keys. The node's own mask says the same, see `dense`.
         scale: the factor on Q K^T; 1 / sqrt(H) where the node has none.
     """
 
@@ -52,6 +54,7 @@ class Site:
     softcap: float
     window: int | None = None
     exact: bool = False
+    lengths: ir.Value | None = None
 
     @property
     def tokens(self) -> tuple[Size, Size]:
@@ -65,6 +68,21 @@ class Site:
             self.query_tokens, self.key_tokens, self.mask, self.causal, self.scale, self.softcap,
             self.window, self.exact,
         )  # fmt: skip
+
+    @property
+    def dense(self) -> Site:
+        """The same site with the mask of its node, which any op that takes a mask can have."""
+        if self.mask != "lengths":
+            return self
+        return replace(self, mask=mask_kind(self.node), lengths=None)
+
+
+def mask_kind(node: ir.Node) -> Mask:
+    """What the mask of a standard Attention node is by its dtype."""
+    mask = node.inputs[3] if len(node.inputs) > 3 else None
+    if mask is None:
+        return "none"
+    return "bool" if mask.dtype == ir.DataType.BOOL else "additive"
 
 
 @dataclass(frozen=True)
@@ -107,7 +125,9 @@ class Outcome:
     def to_json(self) -> dict[str, Any]:
         """The object that `inspect --json` prints for a site."""
         site = {
-            key: value for key, value in vars(self.site).items() if key not in ("node", "exact")
+            key: value
+            for key, value in vars(self.site).items()
+            if key not in ("node", "exact", "lengths")
         }
         outcome = {
             key: value

@@ -15,9 +15,11 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
+from attn_export import right_padded
 from attn_export.attention.cutting import cut, evaluate_cut, shape_lenders
 from attn_export.attention.data import inputs_behind, numbers_of, walk
 from attn_export.attention.masks import BLOCKING
+from attn_export.attention.padding import declared
 from attn_export.attention.site import Causal, Size
 from attn_export.attention.sizes import evaluate, size_of
 
@@ -40,12 +42,15 @@ class Structure:
         window: how many keys a query sees at most, itself included; None where all before it.
         exact: whether the mask is this and nothing more, for every input.
         bias: whether it adds other numbers to scores than 0 and those that block.
+        padding: the input, declared right padded, whose rows' lengths and `causal` are all that the
+            mask says.
     """
 
     causal: Causal
     window: int | None
     exact: bool
     bias: bool
+    padding: ir.Value | None = None
 
 
 UNKNOWN = Structure("unknown", None, False, False)
@@ -62,16 +67,31 @@ def structure(model: ir.Model, mask: ir.Value, tokens: tuple[Size, Size]) -> Str
         return UNKNOWN
     if not runs:
         return UNKNOWN
-    aligned = [c for c in _ALIGNED if all(_within(allowed, c) for allowed, _ in runs)]
-    biased = any(other for _, other in runs)
-    if not aligned:
-        return Structure("none", None, False, biased)
-    causal = aligned[0]
-    widths = [(_width(a, causal), _width(np.ones_like(a), causal)) for a, _ in runs]
+    aligned = [c for c in _ALIGNED if all(_within(run.allowed, c) for run in runs)]
+    biased = any(run.biased for run in runs)
+    causal = aligned[0] if aligned else "none"
+    padded = not biased and all(_is_padding(run, causal) for run in runs)
+    padding = behind[0] if padded else None
+    if causal == "none":
+        return Structure("none", None, False, biased, padding)
+    widths = [(_width(r.allowed, causal), _width(np.ones_like(r.allowed), causal)) for r in runs]
     narrower = any(width < whole for width, whole in widths)
     limit = max(width for width, _ in widths) if narrower else None
-    exact = not behind and not biased and all(_is(a, causal, limit) for a, _ in runs)
-    return Structure(causal, limit if exact else None, exact, biased)
+    exact = not behind and not biased and all(_is(r.allowed, causal, limit) for r in runs)
+    return Structure(causal, limit if exact else None, exact, biased, padding)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What a mask allows at some sizes (..., S, T), and whether it adds other numbers.
+
+    Attributes:
+        lengths: of the rows of the one input behind it, if that is declared right padded.
+    """
+
+    allowed: NDArray[np.bool_]
+    biased: bool
+    lengths: NDArray[np.int64] | None
 
 
 _ALIGNED: tuple[Causal, ...] = ("upper-left", "lower-right")
@@ -79,8 +99,8 @@ _ALIGNED: tuple[Causal, ...] = ("upper-left", "lower-right")
 
 def _runs(
     model: ir.Model, mask: ir.Value, behind: list[ir.Value], tokens: tuple[Size, Size]
-) -> list[tuple[NDArray[np.bool_], bool]]:
-    """(what is allowed, whether other numbers are added) at each size, (..., S, T)."""
+) -> list[_Run]:
+    """What the mask allows at several sizes."""
     lenders = shape_lenders([mask], behind)
     bounds = [*behind, *lenders]
     evaluator = ReferenceEvaluator(cut(model, bounds, [mask]))
@@ -93,11 +113,11 @@ def _runs(
         bindings.append(dict.fromkeys(symbols, largest + 3))
     found = []
     for seed, binding in enumerate(bindings if symbols else [{}]):
-        inputs = _draw(bounds, behind, binding, seed)
+        inputs, lengths = _draw(bounds, behind, binding, seed)
         query, key = (evaluate(size, binding) for size in tokens)
         array = np.asarray(evaluate_cut(evaluator, inputs)[0])
         shape = np.broadcast_shapes(array.shape, (query, key))
-        found.append(_allowed(np.broadcast_to(array, shape)))
+        found.append(_Run(*_allowed(np.broadcast_to(array, shape)), lengths))
     return found
 
 
@@ -107,16 +127,21 @@ def _row(row: tuple[int, ...], count: int) -> list[int]:
 
 def _draw(
     bounds: list[ir.Value], behind: list[ir.Value], binding: Mapping[str, int], seed: int
-) -> dict[str, NDArray[np.generic]]:
+) -> tuple[dict[str, NDArray[np.generic]], NDArray[np.int64] | None]:
+    """Inputs, and the lengths of the one that the mask is made from, if it is right padded."""
     rng = np.random.default_rng(seed)
     drawn: dict[str, NDArray[np.generic]] = {}
+    lengths = None
     for index, value in enumerate(bounds):
         shape = tuple(evaluate(size, binding) for size in value.shape or ())
         dtype = np.dtype(np.float32) if value.dtype is None else value.dtype.numpy()
         first = seed == 0 or index >= len(behind)  # nothing is blocked; lenders lend sizes alone
         numbers = np.ones(shape) if first else rng.integers(0, 2, shape)
-        drawn[f"input_{index}"] = numbers.astype(dtype)
-    return drawn
+        if index < len(behind) and (keeps := declared(value)) is not None:
+            numbers, rows = right_padded.drawn(rng, shape, keeps)
+            lengths = rows if len(behind) == 1 else None
+        drawn[f"input_{index}"] = np.asarray(numbers).astype(dtype)
+    return drawn, lengths
 
 
 def _symbols(value: ir.Value) -> set[str]:
@@ -163,6 +188,17 @@ def _offset(allowed: NDArray[np.bool_], causal: Causal) -> NDArray[np.int64]:
 
 def _within(allowed: NDArray[np.bool_], causal: Causal) -> bool:
     return not allowed[..., _offset(allowed, causal) < 0].any()
+
+
+def _is_padding(run: _Run, causal: Causal) -> bool:
+    """Whether each row sees so many first keys, as far as `causal` lets its queries."""
+    shape = run.allowed.shape
+    if run.lengths is None or len(shape) != 4 or shape[0] != len(run.lengths):
+        return False  # the first axis of a mask of 3 is its heads
+    inside = np.arange(shape[-1]) < run.lengths[:, None, None, None]
+    if causal != "none":
+        inside = inside & (_offset(run.allowed, causal) >= 0)
+    return bool((run.allowed == inside).all())
 
 
 def _width(allowed: NDArray[np.bool_], causal: Causal) -> int:

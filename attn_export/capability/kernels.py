@@ -17,15 +17,18 @@ STANDARD_ROTARY = "ai.onnx.RotaryEmbedding"
 DECOMPOSED = "decomposed"
 
 CPU, CUDA, TENSORRT, OPENVINO = "ort-cpu", "ort-cuda", "ort-tensorrt", "openvino"
+WEB = "ort-web"
 RUNTIMES = {
     CPU: "ONNX Runtime",
     CUDA: "ONNX Runtime",
     TENSORRT: "TensorRT",
     OPENVINO: "OpenVINO",
+    WEB: "onnxruntime-web",
 }
 """Runtime -> whose version decides."""
 
 RAN = "run on ONNX Runtime 1.22 to 1.32"
+WEB_RAN = "run on onnxruntime-web 1.30.0, WebAssembly under Node.js 20"
 BINARY = "read in the binary of onnxruntime-gpu 1.31.1"
 
 
@@ -75,5 +78,12 @@ KERNELS = (
     Kernel(MULTI_HEAD_ATTENTION, OPENVINO, (2026, 4), SINGLE, "run on OpenVINO 2026.4.1"),
     Kernel(GROUP_QUERY_ATTENTION, OPENVINO, (2026, 4), SINGLE, "run on OpenVINO 2026.4.1"),
     Kernel(STANDARD_ATTENTION, OPENVINO, (2026, 4), SINGLE, "run on OpenVINO 2026.4.1"),
+    Kernel(CONTRIB_ATTENTION, WEB, (1, 30), SINGLE, WEB_RAN),
+    Kernel(MULTI_HEAD_ATTENTION, WEB, (1, 30), SINGLE, WEB_RAN),
+    Kernel(GROUP_QUERY_ATTENTION, WEB, (1, 30), HALF, WEB_RAN),
+    Kernel(LINEAR_ATTENTION, WEB, (1, 30), SINGLE, WEB_RAN),
+    Kernel(CONTRIB_ROTARY, WEB, (1, 30), HALF, WEB_RAN),
+    Kernel(STANDARD_ATTENTION, WEB, (1, 30), HALF, WEB_RAN),
+    Kernel(STANDARD_ROTARY, WEB, (1, 30), HALF, WEB_RAN),
 )  # fmt: skip
 """What is not here has no kernel. Products, softmax and sums are everywhere: `decomposed`."""

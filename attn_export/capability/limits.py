@@ -18,14 +18,17 @@ from attn_export.capability.kernels import (
     SPARSE_ATTENTION,
     STANDARD_ATTENTION,
     TENSORRT,
+    WEB,
 )
 
-ORT = (CPU, CUDA)
+PORTABLE = (CPU, WEB)  # the same kernels, compiled to machine code or to WebAssembly
+ORT = (*PORTABLE, CUDA)
 ANYWHERE = tuple(RUNTIMES)
 CONTRIB_SCHEMA = "ONNX Runtime contrib operators"
 STANDARD_SCHEMA = "ONNX operator Attention"
 FLASH_ALIGNS = "Flash Attention is aligned lower-right, read in ONNX Runtime's CUDA sources"
 PARSER = "read in TensorRT's ONNX parser"
+LATEST_RUN = "run on ONNX Runtime 1.31.1"
 OPENVINO_RUN = "run on OpenVINO 2026.4.1"
 
 
@@ -75,6 +78,7 @@ def _of_both(op: str) -> tuple[Limit, ...]:
               "has a causal mask of one alignment alone", CONTRIB_SCHEMA),
         Limit(op, ORT, ("lengths", "blocked rows"), "blocked-rows",
               "treats a row of length 0 as if nothing were blocked", RAN),
+        Limit(op, (OPENVINO,), ("lengths",), "mask", "is not known to take lengths", "not tried"),
     )  # fmt: skip
 
 
@@ -86,7 +90,9 @@ LIMITS = (
     Limit(CONTRIB_ATTENTION, ANYWHERE, ("weights read",), "weights-used",
           "does not return its weights", CONTRIB_SCHEMA),
 
-    Limit(MULTI_HEAD_ATTENTION, (CPU,), ("causal", "S may be below T", "not cache"), "causal",
+    Limit(MULTI_HEAD_ATTENTION, ANYWHERE, ("weights read",), "weights-used",
+          "returns its scores and not its weights", CONTRIB_SCHEMA),
+    Limit(MULTI_HEAD_ATTENTION, PORTABLE, ("causal", "S may be below T", "not cache"), "causal",
           "leaves its last query unmasked where S is below T", RAN),
     Limit(MULTI_HEAD_ATTENTION, ORT, ("dense mask", "blocked rows"), "blocked-rows",
           "gives NaN on a row of -inf", RAN),
@@ -115,6 +121,9 @@ LIMITS = (
           "takes no bias before 1.31", BINARY, before=(1, 31)),
     Limit(GROUP_QUERY_ATTENTION, ANYWHERE, ("dense mask", "blocked rows"), "blocked-rows",
           "is not known to give 0 on a row that is blocked", "not tried"),
+    Limit(GROUP_QUERY_ATTENTION, (CUDA,), ("lengths",), "mask",
+          "lets queries that are padding see padding, where no past is given",
+          "read in ONNX Runtime's CUDA sources"),
     Limit(GROUP_QUERY_ATTENTION, ANYWHERE, ("weights read",), "weights-used",
           "returns its weights in an order of its own", CONTRIB_SCHEMA),
     Limit(GROUP_QUERY_ATTENTION, (OPENVINO,), ("several rows",), "layout",
@@ -138,7 +147,7 @@ LIMITS = (
     Limit(STANDARD_ATTENTION, ANYWHERE, ("opset 25 or later",), "no-kernel",
           "is taken apart by ONNX Runtime 1.32 and wrong on OpenVINO from opset 25 on",
           "run on ONNX Runtime 1.32 and OpenVINO 2026.4.1"),
-    Limit(STANDARD_ATTENTION, (CPU,), ("opset 24",), "no-kernel",
+    Limit(STANDARD_ATTENTION, PORTABLE, ("opset 24",), "no-kernel",
           "is wrong at opset 24 before 1.25", "run on ONNX Runtime 1.24 and 1.25",
           before=(1, 25)),
     Limit(STANDARD_ATTENTION, ORT, ("softcap", "mask"), "softcap",
@@ -158,10 +167,17 @@ LIMITS = (
           "takes lengths from opset 24 on", STANDARD_SCHEMA),
     Limit(STANDARD_ATTENTION, ANYWHERE, ("lengths", "cache"), "mask",
           "takes lengths or a cache, not both", STANDARD_SCHEMA),
+    Limit(STANDARD_ATTENTION, ANYWHERE, ("lengths", "causal"), "causal",
+          "counts the queries of each row from the end of its keys where it has lengths",
+          LATEST_RUN),
+    Limit(STANDARD_ATTENTION, (OPENVINO,), ("lengths",), "mask",
+          "is not known to take lengths", "not tried"),
     Limit(STANDARD_ATTENTION, (CUDA,), ("weights read",), "weights-used",
           "returns raw scores alone", BINARY),
     Limit(STANDARD_ATTENTION, (TENSORRT,), ("cache",), "cache",
           "has no cache", f"{PARSER}; NVIDIA/TensorRT #4738"),
+    Limit(STANDARD_ATTENTION, (OPENVINO,), ("weights read",), "weights-used",
+          "is not known to return its weights", "not tried"),
     Limit(STANDARD_ATTENTION, (TENSORRT,), ("weights read",), "weights-used",
           "has one output", PARSER),
     Limit(STANDARD_ATTENTION, (TENSORRT,), ("softcap",), "softcap",
@@ -175,26 +191,32 @@ LIMITS = (
 
 
 REQUIREMENTS = (
-    Requirement(CONTRIB_ATTENTION, (CPU,),
+    Requirement(CONTRIB_ATTENTION, PORTABLE,
                 "give a bias, zeros if there is none: the kernel reads it unchecked", RAN),
-    Requirement(CONTRIB_ATTENTION, (CPU,), "give a mask of at most 3 axes", RAN),
+    Requirement(CONTRIB_ATTENTION, PORTABLE, "give a mask of at most 3 axes", RAN),
     Requirement(CONTRIB_ATTENTION, ANYWHERE, "give the bias on scores as (1 or B, 1 or N, S, T)",
                 CONTRIB_SCHEMA),
     Requirement(CONTRIB_ATTENTION, ANYWHERE, "ask for the present cache where a past one is given",
                 CONTRIB_SCHEMA),
-    Requirement(MULTI_HEAD_ATTENTION, (CPU,),
+    Requirement(MULTI_HEAD_ATTENTION, PORTABLE,
                 "ask for the three outputs where a past cache is given: without them the answer is"
                 " wrong", RAN),
     Requirement(MULTI_HEAD_ATTENTION, ANYWHERE,
                 "give the bias on scores as (1 or B, 1 or N, S, T); S and T are not broadcast",
                 RAN),
-    Requirement(MULTI_HEAD_ATTENTION, (CPU,),
+    Requirement(MULTI_HEAD_ATTENTION, PORTABLE,
                 "give query, key and value apart: packed 5-D ones have no kernel", RAN),
     Requirement(MULTI_HEAD_ATTENTION, (CUDA,), "give no past beside packed 5-D inputs", BINARY),
     Requirement(MULTI_HEAD_ATTENTION, ORT, "give key_padding_mask as int32", RAN),
+    Requirement(MULTI_HEAD_ATTENTION, ORT,
+                "give padding with holes as the bias on scores: a row of key_padding_mask that"
+                " keeps no key counts as if nothing were blocked, PyTorch gives 0", LATEST_RUN),
+    *(Requirement(op, ORT, "give mask_filter_value beside lengths or a key padding mask: -10,000,"
+                  " which is added without, does not block large scores", LATEST_RUN)
+      for op in (CONTRIB_ATTENTION, MULTI_HEAD_ATTENTION)),
     Requirement(GROUP_QUERY_ATTENTION, ORT,
                 "give seqlens_k, int32 (B), as the number of keys less 1", CONTRIB_SCHEMA),
-    Requirement(GROUP_QUERY_ATTENTION, (CPU,), "give no q_norm or k_norm weights", RAN),
+    Requirement(GROUP_QUERY_ATTENTION, PORTABLE, "give no q_norm or k_norm weights", RAN),
     Requirement(STANDARD_ATTENTION, ORT,
                 "give a mask whose last axes are S and T: the kernel does not broadcast them",
                 "run on ONNX Runtime 1.23 to 1.32"),
@@ -202,6 +224,9 @@ REQUIREMENTS = (
                 "run on ONNX Runtime 1.23 to 1.32"),
     Requirement(STANDARD_ATTENTION, ORT,
                 "declare opset 23 or 24", "run on ONNX Runtime 1.31 and 1.32"),
+    Requirement(STANDARD_ATTENTION, (CPU,),
+                "ask for weights with qk_matmul_output_mode 3: 1 and 2 changed places in ONNX 1.23",
+                LATEST_RUN),
     Requirement(STANDARD_ATTENTION, (TENSORRT,), "give a mask of 4 axes", PARSER),
 )  # fmt: skip
 """What the lowerings must do, beyond choosing the op; tests run what can be run on a CPU."""

@@ -14,10 +14,10 @@ from attn_export.capability.targets import TARGETS
 HEAD = """# What each attention op may do on each runtime
 
 This page is made from `attn_export/capability/`; a test checks that it is up to date. Each row says
-where it is known from. What is said of ONNX Runtime's CPU provider is run by
-`tests/capability/test_facts.py`, what is said of OpenVINO by `test_openvino_facts.py` where that is
-installed; the rest was read, and no graph for those runtimes is called proved: its proofs are
-`stand-in`.
+where it is known from. What is said of ONNX Runtime's CPU provider, and of the same kernels in
+WebAssembly (`ort-web`), is run by `tests/capability/test_facts.py`, what is said of OpenVINO by
+`test_openvino_facts.py` where that is installed; the rest was read. Nothing is said of a browser's
+WebGPU. Rewrites are proved on the CPU provider alone: for any other runtime that is a `stand-in`.
 
 An op that is not listed under Kernels has none on that runtime. Products, softmax and sums run
 everywhere: that form is called `decomposed`.
@@ -47,8 +47,8 @@ def page() -> str:
         _table("Tried in this order", ("runtime", "when", "ops", "because", "source"),
                ([p.runtime, _conditions(p.when), ", ".join(p.ops), p.why, p.source]
                 for p in PREFERENCES)),
-        _table("Fast kernels of CUDA", ("kernel", "dtypes", "not with", "source"),
-               ([k.name, ", ".join(k.dtypes), ", ".join(k.blockers), k.source]
+        _table("Fast kernels of CUDA", ("kernel", "ops", "dtypes", "not with", "source"),
+               ([k.name, ", ".join(k.ops), ", ".join(k.dtypes), ", ".join(k.blockers), k.source]
                 for k in FAST_KERNELS)),
     ])  # fmt: skip
 

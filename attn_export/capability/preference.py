@@ -15,6 +15,7 @@ from attn_export.capability.kernels import (
     OPENVINO,
     STANDARD_ATTENTION,
     TENSORRT,
+    WEB,
 )
 
 MEASURED_CPU = "64 to 1,024 tokens measured on 2 CPU cores with ONNX Runtime 1.31.1"
@@ -59,6 +60,14 @@ PREFERENCES = (
         (GROUP_QUERY_ATTENTION, MULTI_HEAD_ATTENTION, STANDARD_ATTENTION, CONTRIB_ATTENTION),
         "its cache is extended in place, the standard op copies it at each step", CUDA_SOURCES),
     Preference(
+        CUDA, ("lengths", "opset 24", "not causal"),
+        (STANDARD_ATTENTION, CONTRIB_ATTENTION, MULTI_HEAD_ATTENTION, GROUP_QUERY_ATTENTION),
+        "it reaches Flash Attention with lengths", CUDA_SOURCES),
+    Preference(
+        CUDA, ("lengths",),
+        (CONTRIB_ATTENTION, MULTI_HEAD_ATTENTION, STANDARD_ATTENTION, GROUP_QUERY_ATTENTION),
+        "TensorRT's fused kernels take lengths, and no dense mask", CUDA_SOURCES),
+    Preference(
         CUDA, ("dense mask",),
         (STANDARD_ATTENTION, MULTI_HEAD_ATTENTION, CONTRIB_ATTENTION, GROUP_QUERY_ATTENTION),
         "a dense mask leaves memory-efficient attention, which needs T % 4 == 0 in the standard op"
@@ -71,8 +80,21 @@ PREFERENCES = (
                "NVIDIA/TensorRT-RTX #26: both forms became _gemm_mha_v2"),
     Preference(OPENVINO, (), (STANDARD_ATTENTION, MULTI_HEAD_ATTENTION, CONTRIB_ATTENTION),
                "it is OpenVINO's own scaled dot-product attention", "run on OpenVINO 2026.4.1"),
+    Preference(
+        WEB, (),
+        (STANDARD_ATTENTION, GROUP_QUERY_ATTENTION, MULTI_HEAD_ATTENTION, CONTRIB_ATTENTION),
+        "no op was seen to be faster than another, and this one shares its weights with other"
+        " targets",
+        "64 to 4,096 tokens measured on a busy CPU with onnxruntime-web 1.30.0, one thread"),
 )  # fmt: skip
 """For each runtime the most special first; the first whose features hold decides."""
+
+
+FOLDS_ROTARY = (CUDA,)
+"""Where GroupQueryAttention is to turn queries and keys itself: it saves two kernels a layer there.
+
+On a CPU with ONNX Runtime 1.31.1 it took 0.8 to 1.1 of the time, within what readings differed.
+"""
 
 
 def preference(runtime: str, form: Form) -> Preference:
@@ -99,15 +121,23 @@ class FastKernel:
     source: str
 
 
-FUSED = (STANDARD_ATTENTION, MULTI_HEAD_ATTENTION, CONTRIB_ATTENTION, GROUP_QUERY_ATTENTION)
+BY_LENGTHS = (STANDARD_ATTENTION, GROUP_QUERY_ATTENTION)
+WITHOUT_LENGTHS = (MULTI_HEAD_ATTENTION, CONTRIB_ATTENTION)
+NOT_FLASH = (
+    "dense mask", "head size no multiple of 8", "head size above 256",
+    "values of another head size", "weights read",
+)  # fmt: skip
+NOT_EFFICIENT = ("head size no multiple of 8", "weights read")
 FAST_KERNELS = (
-    FastKernel(
-        "Flash Attention", FUSED, ("float16", "bfloat16"),
-        ("dense mask", "head size no multiple of 8", "head size above 256",
-         "values of another head size", "weights read"), CUDA_SOURCES),
-    FastKernel(
-        "memory-efficient attention", FUSED, ("float32", "float16", "bfloat16"),
-        ("head size no multiple of 8", "weights read"), CUDA_SOURCES),
+    FastKernel("Flash Attention", BY_LENGTHS, ("float16", "bfloat16"), NOT_FLASH, CUDA_SOURCES),
+    FastKernel("Flash Attention", WITHOUT_LENGTHS, ("float16", "bfloat16"),
+               (*NOT_FLASH, "lengths"), CUDA_SOURCES),
+    FastKernel("memory-efficient attention", BY_LENGTHS, ("float32", "float16", "bfloat16"),
+               NOT_EFFICIENT, CUDA_SOURCES),
+    FastKernel("memory-efficient attention", WITHOUT_LENGTHS, ("float32", "float16", "bfloat16"),
+               (*NOT_EFFICIENT, "lengths"), CUDA_SOURCES),
+    FastKernel("TensorRT's fused attention, before sm 9.0", WITHOUT_LENGTHS, ("float16",),
+               (*NOT_FLASH, "causal", "cache"), CUDA_SOURCES),
 )  # fmt: skip
 
 

@@ -12,8 +12,8 @@ def why_not(op: str, runtime: str, version: str, form: Form) -> Refusal | None:
 
     Args:
         op: its domain and name, or "decomposed".
-        runtime: "ort-cpu", "ort-cuda", "ort-tensorrt" or "openvino".
-        version: of ONNX Runtime, TensorRT or OpenVINO, as `kernels.RUNTIMES` says.
+        runtime: "ort-cpu", "ort-cuda", "ort-tensorrt", "openvino" or "ort-web".
+        version: of ONNX Runtime, TensorRT, OpenVINO or onnxruntime-web, as `kernels.RUNTIMES` says.
     """
     if op == DECOMPOSED:
         return None

@@ -18,6 +18,8 @@ from attn_export.capability.kernels import (
     OPENVINO,
     RAN,
     STANDARD_ATTENTION,
+    WEB,
+    WEB_RAN,
 )
 
 Blocked = Literal["bool", "-inf", "lowest", "lengths"]
@@ -67,6 +69,13 @@ BLOCKED_ROWS = (
     BlockedRow(MULTI_HEAD_ATTENTION, CPU, "lowest", "mean", RAN),
     BlockedRow(MULTI_HEAD_ATTENTION, CPU, "lengths", "plain", RAN),
     BlockedRow(CONTRIB_ATTENTION, CPU, "lengths", "plain", RAN),
+    BlockedRow(STANDARD_ATTENTION, WEB, "bool", "zero", WEB_RAN),
+    BlockedRow(STANDARD_ATTENTION, WEB, "-inf", "zero", WEB_RAN),
+    BlockedRow(STANDARD_ATTENTION, WEB, "lowest", "zero", WEB_RAN),
+    BlockedRow(MULTI_HEAD_ATTENTION, WEB, "-inf", "nan", WEB_RAN),
+    BlockedRow(MULTI_HEAD_ATTENTION, WEB, "lowest", "mean", WEB_RAN),
+    BlockedRow(MULTI_HEAD_ATTENTION, WEB, "lengths", "plain", WEB_RAN),
+    BlockedRow(CONTRIB_ATTENTION, WEB, "lengths", "plain", WEB_RAN),
 )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attn_export.capability.kernels import CPU, CUDA, OPENVINO, TENSORRT
+from attn_export.capability.kernels import CPU, CUDA, OPENVINO, TENSORRT, WEB
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,7 @@ class Target:
     """Where a graph is to run.
 
     Attributes:
-        packages: that the version is read from, whichever is installed.
+        packages: that the version is read from, whichever is installed; `npm:` is for Node.js.
         pinned: the version that production is to have.
     """
 
@@ -29,6 +29,7 @@ TARGETS = {
         Target("cuda", CUDA, ("onnxruntime-gpu",), "1.31.1"),
         Target("tensorrt", TENSORRT, ("tensorrt-cu13",), "10.16.1.11"),
         Target("openvino", OPENVINO, ("openvino",), "2026.4.1"),
+        Target("web", WEB, ("npm:onnxruntime-web",), "1.30.0"),
     )
 }
 

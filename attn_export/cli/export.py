@@ -33,6 +33,7 @@ def command(
     inputs: tuple[str, ...],
     lowering: str,
     keep_work: bool,
+    right_padded: tuple[str, ...],
     requirement: Requirement,
     output: Output,
 ) -> None:
@@ -45,12 +46,13 @@ def command(
     from attn_export.pipeline import Options, export_and_verify
 
     options = Options(
-        split_targets(targets),
-        precision,
-        overwrite,
-        inputs,
-        dynamic,
-        lowering,
+        targets=split_targets(targets),
+        precision=precision,
+        overwrite=overwrite,
+        inputs=inputs,
+        dynamic=dynamic,
+        lowering=lowering,
+        right_padded=right_padded,
         less_work=not keep_work,
     )
     with output.progress() as progress:

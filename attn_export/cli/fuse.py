@@ -6,7 +6,13 @@ from pathlib import Path
 
 import click
 
-from attn_export.cli.options import Output, lowering_option, output_options, requirement_options
+from attn_export.cli.options import (
+    Output,
+    lowering_option,
+    output_options,
+    requirement_options,
+    right_padded_option,
+)
 from attn_export.requirement import Requirement
 
 
@@ -17,6 +23,7 @@ from attn_export.requirement import Requirement
 @click.option("--target", default="cpu", show_default=True, help="What the file is for.")
 @requirement_options
 @lowering_option
+@right_padded_option
 @click.option("--overwrite", is_flag=True, help="Replace a file that exists.")
 @output_options
 def command(
@@ -26,6 +33,7 @@ def command(
     requirement: Requirement,
     lowering: str,
     keep_work: bool,
+    right_padded: tuple[str, ...],
     overwrite: bool,
     output: Output,
 ) -> None:
@@ -40,7 +48,15 @@ def command(
 
     with output.progress() as progress:
         fused = attempt(
-            model, file, target, lowering, requirement, overwrite, progress, less_work=not keep_work
+            model,
+            file,
+            target,
+            lowering,
+            requirement,
+            overwrite,
+            progress,
+            right_padded,
+            less_work=not keep_work,
         )
     console = output.console
     print_account(console, fused.account, fused.notes)

@@ -7,7 +7,12 @@ from typing import Any
 
 import click
 
-from attn_export.cli.options import Output, output_options, requirement_options
+from attn_export.cli.options import (
+    Output,
+    output_options,
+    requirement_options,
+    right_padded_option,
+)
 from attn_export.requirement import Requirement
 
 
@@ -16,17 +21,23 @@ from attn_export.requirement import Requirement
 @click.option("--target", help="What the sites would become on: cpu, unless --runtime is given.")
 @click.option("--runtime", metavar="RUNTIME",
               help="Run a bundle there: where each site went, and by which kernel.")  # fmt: skip
+@right_padded_option
 @requirement_options
 @output_options
 def command(
-    model: str, target: str | None, runtime: str | None, requirement: Requirement, output: Output
+    model: str,
+    target: str | None,
+    runtime: str | None,
+    right_padded: tuple[str, ...],
+    requirement: Requirement,
+    output: Output,
 ) -> None:
     """List the attention sites of MODEL: a bundle, an .onnx file or a source."""
     from attn_export.cli.tables import print_account, print_placement
 
     with output.progress() as progress:
         if runtime is None:
-            accounts = _accounts(model, target or "cpu", progress)
+            accounts = _accounts(model, target or "cpu", right_padded, progress)
         else:
             accounts = _accounts_on(model, target, runtime, progress)
     for account in accounts:
@@ -75,12 +86,19 @@ def _account(model: str, row: dict[str, Any]) -> dict[str, Any]:
     return {"model": f"{model}/{row['file']}", **{key: row[key] for key in keys if key in row}}
 
 
-def _accounts(model: str, target: str, progress: Any) -> list[dict[str, Any]]:
+def _accounts(
+    model: str, target: str, right_padded: tuple[str, ...], progress: Any
+) -> list[dict[str, Any]]:
     path = Path(model)
     if path.is_dir():
         from attn_export.bundle import read
         from attn_export.errors import UsageError
 
+        if right_padded:
+            raise UsageError(
+                "--right-padded is for files and sources, a bundle says itself what was promised",
+                "leave it out",
+            )
         bundle = read(path)
         rows = [row for row in bundle.targets() if row["name"] == target]
         if not rows:
@@ -93,7 +111,7 @@ def _accounts(model: str, target: str, progress: Any) -> list[dict[str, Any]]:
     if path.suffix == ".onnx":
         from attn_export.inspection import inspect_file
 
-        return [inspect_file(path, target, progress)]
+        return [inspect_file(path, target, progress, right_padded)]
     from attn_export.inspection import inspect_source
 
-    return inspect_source(model, target, progress)
+    return inspect_source(model, target, progress, right_padded)

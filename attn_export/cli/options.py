@@ -75,7 +75,7 @@ def export_options(command: Command) -> Command:
     """Add the options of everything that exports."""
     options = (
         click.option("--target", "targets", default="cpu", show_default=True, metavar="T[,T]...",
-                     help="What to make graphs for: cpu, cuda, tensorrt, openvino."),
+                     help="What to make graphs for: cpu, cuda, tensorrt, openvino, web."),
         click.option("--precision", default="fp32", show_default=True, help="fp32."),
         click.option("--overwrite", is_flag=True, help="Replace a bundle that exists."),
         click.option("--dynamic", multiple=True, metavar="INPUT=AXIS:MIN..MAX",
@@ -83,6 +83,7 @@ def export_options(command: Command) -> Command:
         click.option("--input", "inputs", multiple=True, metavar="NAME=DTYPE[SIZE,...]",
                      help="An example input, for a factory that returns none."),
         lowering_option,
+        right_padded_option,
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)
@@ -139,7 +140,8 @@ def runtime_options(command: Command) -> Command:
     options = (
         click.option("--runtime", "runtimes", multiple=True, metavar="RUNTIME",
                      help="torch, torch-compile, ort-cpu, ort-cuda, ort-tensorrt, openvino,"
-                     " onnx-reference or ort-ep:NAME; may be repeated. `doctor` says which work."),
+                     " ort-web, onnx-reference or ort-ep:NAME; may be repeated. `doctor` says"
+                     " which work."),
         fallback_option,
     )  # fmt: skip
     for option in reversed(options):
@@ -154,6 +156,15 @@ def fallback_option(command: Command) -> Command:
         is_flag=True,
         help="Let another execution provider than the one asked for run attention.",
     )(command)
+
+
+def right_padded_option(command: Command) -> Command:
+    """Add --right-padded, which may be repeated."""
+    return click.option(
+        "--right-padded", multiple=True, metavar="INPUT[=0]",
+        help="A mask (B, T) whose rows are one or more ones, then zeros, as you promise: ops get"
+        " lengths in its place. =0 where 0 keeps a key. May be repeated.",
+    )(command)  # fmt: skip
 
 
 def split_targets(text: str) -> tuple[str, ...]:

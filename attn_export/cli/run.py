@@ -39,6 +39,7 @@ def command(
     lowering: str,
     keep_work: bool,
     allow_fallback: bool,
+    right_padded: tuple[str, ...],
     requirement: Requirement,
     output: Output,
 ) -> None:
@@ -50,14 +51,15 @@ def command(
     from attn_export.pipeline import Options, fresh_folder, run
 
     options = Options(
-        split_targets(targets),
-        precision,
-        overwrite,
-        inputs,
-        dynamic,
-        lowering,
-        less_work=not keep_work,
+        targets=split_targets(targets),
+        precision=precision,
+        overwrite=overwrite,
+        inputs=inputs,
+        dynamic=dynamic,
+        lowering=lowering,
         allow_fallback=allow_fallback,
+        right_padded=right_padded,
+        less_work=not keep_work,
     )
     with output.progress() as progress:
         outcome = run(source, folder or fresh_folder(source), options, seconds, progress)

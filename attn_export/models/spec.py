@@ -69,6 +69,8 @@ class ExportSpec:
         generate: "bos", "eos", "max_length" where there is a loop.
         names: parameter -> the input's name in the graph, where a parameter cannot carry it
             (`past_key_values.0.key`).
+        right_padded: parameter -> the number that keeps a key, for each mask (B, T) that its user
+            promises to be right padded.
     """
 
     module: nn.Module
@@ -83,6 +85,7 @@ class ExportSpec:
     state: tuple[tuple[str, str, int], ...] = ()
     generate: dict[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
+    right_padded: dict[str, int] = field(default_factory=dict)
 
     def parameter(self, name: str) -> str:
         """The parameter behind the name of a graph's input."""
@@ -91,3 +94,7 @@ class ExportSpec:
     def axes(self) -> dict[str, dict[int, Axis]]:
         """`dynamic` by the names of the graph's inputs."""
         return {self.names.get(name, name): axes for name, axes in self.dynamic.items()}
+
+    def promises(self) -> dict[str, int]:
+        """`right_padded` by the names of the graph's inputs."""
+        return {self.names.get(name, name): keeps for name, keeps in self.right_padded.items()}

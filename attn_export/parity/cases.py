@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from attn_export import right_padded
 from attn_export.errors import ExportError, one_line
 from attn_export.models.spec import Axis, ExportSpec
 from attn_export.outputs import named_tensors
@@ -65,8 +66,16 @@ def draw(spec: ExportSpec, sizes: Mapping[str, int], masked: bool, seed: int) ->
     of two values that are called a mask keep their more frequent value, or get holes.
     """
     generator = torch.Generator().manual_seed(seed)
-    if spec.draw is not None:
-        return spec.draw(generator, sizes, masked)
+    own = spec.draw(generator, sizes, masked) if spec.draw is not None else None
+    drawn = _redrawn(spec, sizes, masked, generator) if own is None else own
+    for name, keeps in spec.right_padded.items():
+        drawn[name] = torch.from_numpy(right_padded.mended(drawn[name].numpy(), keeps))
+    return drawn
+
+
+def _redrawn(
+    spec: ExportSpec, sizes: Mapping[str, int], masked: bool, generator: torch.Generator
+) -> dict[str, Tensor]:
     drawn = {}
     for name, example in spec.inputs.items():
         shape = list(example.shape)

@@ -15,7 +15,9 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from attn_export import right_padded
 from attn_export.errors import InputError, RuntimeUnavailable, UsageError
+from attn_export.right_padded import Promises
 
 Arrays = dict[str, NDArray[np.generic]]
 
@@ -116,7 +118,11 @@ class Placed:
 
 
 class Session(ABC):
-    """A loaded model. `run` checks the inputs before the runtime sees them."""
+    """A loaded model. `run` checks the inputs before the runtime sees them.
+
+    Attributes:
+        right_padded: what a bundle's owner promised of its masks.
+    """
 
     def __init__(
         self,
@@ -131,6 +137,7 @@ class Session(ABC):
         self.runtime = runtime
         self.inputs = tuple(inputs)
         self.ranges = dict(ranges or {})
+        self.right_padded: Promises = {}
         self.fallback = ""
         self.closed = False
 
@@ -139,11 +146,12 @@ class Session(ABC):
 
         Raises:
             InputError: an input is missing, unknown, or of another dtype, rank or size, or of
-                one out of range.
+                one out of range; or a mask that the model takes for right padded is not.
             UsageError: the session is closed.
         """
         self.require_open()
         check_inputs(self.inputs, inputs, self.ranges)
+        right_padded.check(self.right_padded, inputs)
         return self._run(inputs)
 
     def require_open(self) -> None:
@@ -160,6 +168,11 @@ class Session(ABC):
 
     def nodes(self) -> Sequence[Placed]:
         """Where each node went, by what the runtime recorded; nothing where it records nothing."""
+        return ()
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """Ids of other processes that do its work."""
         return ()
 
     def close(self) -> None:

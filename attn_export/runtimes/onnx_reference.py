@@ -22,7 +22,7 @@ from attn_export.runtimes.base import (
 )
 
 NAME = "onnx-reference"
-GRAPHS = ("ort-tensorrt", "openvino", "ort-cuda", "ort-cpu")
+GRAPHS = ("ort-tensorrt", "openvino", "ort-web", "ort-cuda", "ort-cpu")
 """Any graph of standard ops will do; that for TensorRT is always one."""
 DEVICE = "numpy"
 

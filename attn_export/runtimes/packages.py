@@ -10,7 +10,10 @@ from importlib import metadata
 
 from attn_export.capability import TARGETS
 from attn_export.errors import RuntimeUnavailable
+from attn_export.runtimes import node
 
+NPM = "npm:"
+NODE_PACKAGES = ("onnxruntime-web",)
 OWNERS = (
     "onnxruntime",
     "onnxruntime-gpu",
@@ -25,7 +28,11 @@ OWNERS = (
 
 
 def version(package: str) -> str | None:
-    """The installed version of a distribution, None where it is not installed."""
+    """The installed version of a distribution, None where it is not installed; `npm:NAME` is one of
+    Node.js."""
+    if package.startswith(NPM):
+        found = node.package(package.removeprefix(NPM))
+        return found[1] if found else None
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -48,6 +55,9 @@ def versions() -> dict[str, str]:
     """Versions of Python and of the packages that an answer depends on."""
     packages = ("attn-export", "torch", "onnx", "onnx-ir", "onnxscript", "numpy", *OWNERS)
     found = {name: number for name in packages if (number := version(name))}
+    for name in NODE_PACKAGES:
+        if number := version(f"{NPM}{name}"):
+            found[name] = number
     return {"python": platform.python_version(), **found}
 
 

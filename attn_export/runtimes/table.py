@@ -12,13 +12,15 @@ from attn_export.runtimes import (
     ort_cuda,
     ort_ep,
     ort_tensorrt,
+    ort_web,
     torch_compile,
     torch_eager,
 )
 from attn_export.runtimes.base import Availability, Runtime
 
 GRAPH_RUNTIMES: dict[str, Runtime] = {
-    runtime.NAME: runtime for runtime in (ort_cpu, ort_cuda, ort_tensorrt, openvino, onnx_reference)
+    runtime.NAME: runtime
+    for runtime in (ort_cpu, ort_cuda, ort_tensorrt, openvino, ort_web, onnx_reference)
 }
 """Those that run a graph from a file; the plugins `ort-ep:NAME` do too."""
 

@@ -120,6 +120,9 @@ def test_the_order_on_cuda_keeps_the_fast_kernels() -> None:
     assert preference("ort-cuda", PLAIN).ops[0] == CONTRIB_ATTENTION
     assert preference("ort-cuda", replace(PLAIN, mask="bool")).ops[0] == STANDARD_ATTENTION
     assert preference("ort-cuda", replace(CAUSAL, cache=True)).ops[0] == GROUP_QUERY_ATTENTION
+    lengths = replace(PLAIN, mask="lengths")
+    assert preference("ort-cuda", lengths).ops[0] == CONTRIB_ATTENTION
+    assert preference("ort-cuda", replace(lengths, opset=24)).ops[0] == STANDARD_ATTENTION
     assert preference("ort-tensorrt", PLAIN).ops == ("decomposed",)
 
 
@@ -129,6 +132,10 @@ def test_flash_attention_takes_no_dense_mask_and_no_odd_head() -> None:
     assert fast_kernels(STANDARD_ATTENTION, half) == both
     assert fast_kernels(STANDARD_ATTENTION, replace(half, mask="bool")) == both[1:]
     assert fast_kernels(STANDARD_ATTENTION, replace(half, head_size=512)) == both[1:]
+    assert fast_kernels(STANDARD_ATTENTION, replace(half, mask="lengths")) == both
+    fused = ["TensorRT's fused attention, before sm 9.0"]
+    assert fast_kernels(MULTI_HEAD_ATTENTION, replace(half, mask="lengths")) == fused
+    assert fast_kernels(MULTI_HEAD_ATTENTION, half) == both + fused
     assert fast_kernels(STANDARD_ATTENTION, PLAIN) == both[1:]
     assert fast_kernels(STANDARD_ATTENTION, replace(half, head_size=20)) == []
 

@@ -20,7 +20,7 @@ from attn_export.attention.builder import Builder
 from attn_export.attention.layout import constant
 from attn_export.attention.lower.mask import as_given
 from attn_export.attention.lower.site_inputs import mask_of
-from attn_export.attention.masks import may_block
+from attn_export.attention.masks import lowest, may_block
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Site
 from attn_export.attention.sizes import Size, plain, sizes
@@ -94,18 +94,18 @@ def repaired(b: Builder, merged: ir.Value, heads: int, allowed: ir.Value | None)
 
 
 def _boolean(b: Builder, mask: ir.Value, like: ir.Value) -> tuple[ir.Value, ir.Value | None]:
-    lowest = _lowest(b, like)
-    bias = b.op("Where", [mask, b.number(0.0, like), lowest], sizes(mask), like.dtype)
+    blocks = _half_of_lowest(b, like)
+    bias = b.op("Where", [mask, b.number(0.0, like), blocks], sizes(mask), like.dtype)
     array = constant(mask)
     if array is not None and array.any(axis=-1).all():
         return bias, None
-    return bias, b.op("Greater", [_best(b, bias), lowest], _rows(mask), ir.DataType.BOOL)
+    return bias, b.op("Greater", [_best(b, bias), blocks], _rows(mask), ir.DataType.BOOL)
 
 
 def _additive(b: Builder, mask: ir.Value) -> tuple[ir.Value, ir.Value | None]:
     if not may_block(mask):
         return mask, None
-    bias = b.op("Max", [mask, _lowest(b, mask)], sizes(mask))
+    bias = b.op("Max", [mask, _half_of_lowest(b, mask)], sizes(mask))
     array = constant(mask)
     if array is not None and not np.isneginf(np.asarray(array, np.float64)).all(axis=-1).any():
         return bias, None
@@ -122,9 +122,8 @@ def _best(b: Builder, mask: ir.Value) -> ir.Value:
     return b.op("ReduceMax", [mask, axes], _rows(mask), keepdims=1)
 
 
-def _lowest(b: Builder, like: ir.Value) -> ir.Value:
-    dtype = np.dtype(np.float32) if like.dtype is None else like.dtype.numpy()
-    return b.number(float(np.finfo(dtype).min) / 2, like)
+def _half_of_lowest(b: Builder, like: ir.Value) -> ir.Value:
+    return b.number(lowest(like) / 2, like)
 
 
 def _size(b: Builder, value: ir.Value, axis: int) -> ir.Value:

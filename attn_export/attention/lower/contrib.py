@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from attn_export.attention.builder import Builder
@@ -17,6 +18,9 @@ from attn_export.attention.masks import mask_sources
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Site
 from attn_export.attention.sizes import Size, shape_of
+
+BLOCKS = float(np.finfo(np.float32).min) / 2
+"""What is added to scores beyond a length; the ops' own -10,000 does not block large ones."""
 
 
 def require_plain(site: Site, op: str) -> None:
@@ -40,7 +44,8 @@ def unidirectional(site: Site, cache: Cache | None) -> bool:
     """Whether the op's own causal mask is all that masks the site.
 
     It is right where S equals T, or counted from the end of a past. A mask of sizes alone that is
-    known to be causal is left to it; any other mask stays a bias and says everything.
+    known to be causal is left to it, also beside lengths; any other mask stays a bias and says
+    everything.
 
     Raises:
         NotLowerable: the site's causal mask is aligned in another way.
@@ -56,7 +61,21 @@ def unidirectional(site: Site, cache: Cache | None) -> bool:
         raise NotLowerable(Reason.CAUSAL, "its causal mask is not aligned as the op's")
     if flag:
         return True
-    return site.exact and site.window is None and aligned
+    if site.mask == "lengths" and site.causal != "none" and not aligned:
+        raise NotLowerable(Reason.CAUSAL, "its causal mask is not aligned as the op's")
+    alone = site.exact or site.mask == "lengths"
+    return alone and site.causal != "none" and site.window is None and aligned
+
+
+def lengths_of(site: Site, cache: Cache | None) -> ir.Value | None:
+    """The number of keys that each row sees, int32 (B,); None where its mask is no lengths.
+
+    Raises:
+        NotLowerable: it has a cache, whose new keys lie behind the padding.
+    """
+    if site.lengths is not None and cache is not None:
+        raise NotLowerable(Reason.CACHE, "its lengths count the keys of a cache as well")
+    return site.lengths
 
 
 def fused(
@@ -109,6 +128,8 @@ def finish(
                 after.shape, after.type = before.shape, before.type
                 also.append((before, after))
     mask = None if bias is None else bias.given
+    if site.lengths is not None:
+        mask = mask_of(site)  # it begins where the lengths do
     cut = mask_sources(mask) if mask is not None else []
     begins = [*(v for v in sources if is_computed(v)), *cut]
     return Rewrite(name, unique(begins), old, new, b.nodes, b.weights, mask, also)

@@ -8,8 +8,10 @@ import onnx_ir as ir
 from attn_export.attention.lower.bias import score_bias
 from attn_export.attention.lower.cache import cache_of
 from attn_export.attention.lower.contrib import (
+    BLOCKS,
     finish,
     fused,
+    lengths_of,
     require_equal_heads,
     require_plain,
     unidirectional,
@@ -29,7 +31,7 @@ def build(site: Site) -> Rewrite:
     """Query, key and value weights merged into one (D, 2 * N * H + N * Hv) matrix, and the node.
 
     The bias is always given, zeros where the model has none: the CPU kernel reads it unchecked.
-    A mask becomes the bias on scores, see `score_bias`.
+    Lengths are given as they are; any other mask becomes the bias on scores, see `score_bias`.
     Specification: ONNX Runtime contrib operators, com.microsoft.Attention.
 
     Raises:
@@ -54,7 +56,8 @@ def build(site: Site) -> Rewrite:
         f"{site.name}/qkv.bias", np.concatenate([query.bias, key.bias, value.bias])
     )
     b.weights += [weight, offset]
-    bias = None if causal else score_bias(b, site, source, [(source, 1)])
+    lengths = lengths_of(site, None)
+    bias = None if causal or lengths is not None else score_bias(b, site, source, [(source, 1)])
     inputs: list[ir.Value | None] = [source, weight, offset]
     if bias is not None:
         inputs += [None, None, bias.value]
@@ -64,6 +67,9 @@ def build(site: Site) -> Rewrite:
         "scale": site.scale,
         "unidirectional": int(causal),
     }
+    if lengths is not None:
+        inputs.append(lengths)
+        attributes["mask_filter_value"] = BLOCKS
     shape = (*sizes(source)[:2], value.weight.shape[1])
     node = fused(b, site, "Attention", inputs, shape, attributes)
     return finish(b, site, NAME, node, [beginning(query)], bias)

@@ -41,7 +41,7 @@ def build(site: Site) -> Rewrite:
     query, key, value = (operand_of(site, index) for index in range(3))
     if query.dtype is None or query.shape is None or len(query.shape) not in (3, 4):
         raise NotLowerable(Reason.UNKNOWN_SHAPE, "the dtype or rank of its query is unknown")
-    if _input(site, LENGTHS) is not None:
+    if _input(site, LENGTHS) is not None or site.lengths is not None:
         raise NotLowerable(Reason.MASK, "its lengths are not decomposed")
     if site.window is not None and site.mask == "none":
         raise NotLowerable(Reason.WINDOW, "a window is not decomposed")
@@ -65,7 +65,7 @@ def build(site: Site) -> Rewrite:
     also = [(output, made) for index, made in ((PRESENT_KEY, key), (PRESENT_VALUE, value))
             if (output := _read(site, index)) is not None]  # fmt: skip
     if (output := _read(site, WEIGHTS)) is not None:
-        also.append((output, _weights(site, given, seen)))
+        also.append((output, b.returned(given, seen)))
     for output, made in also:
         made.shape, made.type = output.shape, output.type
     begins = unique([*sources, *(v for v in past if v is not None)])
@@ -82,15 +82,6 @@ def _read(site: Site, index: int) -> ir.Value | None:
         return None
     value = site.node.outputs[index]
     return value if value.uses() or value.is_graph_output() else None
-
-
-def _weights(site: Site, given: dict[int, ir.Value], seen: ir.Value | None) -> ir.Value:
-    mode = site.node.attributes.get_int("qk_matmul_output_mode", 0)
-    if mode not in given or (mode == SOFTMAX and seen is not None):
-        raise NotLowerable(
-            Reason.WEIGHTS_USED, "its scores or weights are returned in a form that is not made"
-        )
-    return given[mode]
 
 
 @dataclass
@@ -155,6 +146,17 @@ class _Attention:
         weights = self.op("Softmax", scores, axis=-1)
         result = self.op("MatMul", weights, self.repeated(value, (-1, site.v_head_size)))
         return result, {SCORES: raw, SOFTMAX: weights}
+
+    def returned(self, given: dict[int, ir.Value], seen: ir.Value | None) -> ir.Value:
+        """The scores or weights that the node returns; weights of a blocked row are 0."""
+        mode = self.site.node.attributes.get_int("qk_matmul_output_mode", 0)
+        if mode not in given:
+            raise NotLowerable(
+                Reason.WEIGHTS_USED, "its scores are returned in a form that is not made"
+            )
+        if mode != SOFTMAX or seen is None:
+            return given[mode]
+        return self.where(seen, given[mode], self.number(0))
 
     def repeated(self, value: ir.Value, sizes: tuple[int, int]) -> ir.Value:
         """Each key head once for every query head that reads it; `sizes` are the last two."""

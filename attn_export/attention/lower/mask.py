@@ -15,7 +15,7 @@ import onnx_ir as ir
 from attn_export.attention.data import is_computed, unique
 from attn_export.attention.layout import constant
 from attn_export.attention.lower.rewrite import initializer
-from attn_export.attention.masks import mask_sources
+from attn_export.attention.masks import lowest, mask_sources
 from attn_export.attention.metadata import SITE
 from attn_export.attention.site import Site
 from attn_export.attention.sizes import plain, sizes
@@ -44,8 +44,8 @@ def kernel_mask(
     result = mask
     if mask.dtype != ir.DataType.BOOL and not _is_filled(mask):
         dtype = mask.dtype.numpy() if mask.dtype is not None else np.dtype(np.float32)
-        lowest = np.array(np.finfo(dtype).min / 2, dtype=dtype)
-        filler = initializer(f"{site}/mask.filler", lowest)
+        half = np.array(lowest(mask) / 2, dtype=dtype)
+        filler = initializer(f"{site}/mask.filler", half)
         weights.append(filler)
         blocked = op("blocked", "IsInf", mask, detect_positive=0)
         raised = op("raised", "Max", mask, filler)
@@ -103,8 +103,8 @@ def _is_filled(mask: ir.Value) -> bool:
     if array is None:
         return False
     numbers = np.asarray(array, np.float64)
-    lowest = float(np.finfo(np.float32).min) / 2
-    return bool(((numbers > lowest) | np.isneginf(numbers)).all())
+    half = float(np.finfo(np.float32).min) / 2
+    return bool(((numbers > half) | np.isneginf(numbers)).all())
 
 
 def _is_full(mask: ir.Value, query: ir.Value, key: ir.Value, past: ir.Value | None) -> bool:

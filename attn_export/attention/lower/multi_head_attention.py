@@ -9,8 +9,10 @@ from attn_export.attention.layout import existing
 from attn_export.attention.lower.bias import score_bias
 from attn_export.attention.lower.cache import Cache, cache_of
 from attn_export.attention.lower.contrib import (
+    BLOCKS,
     finish,
     fused,
+    lengths_of,
     require_equal_heads,
     require_plain,
     unidirectional,
@@ -30,7 +32,8 @@ def build(site: Site) -> Rewrite:
 
     Keys and values that lie (B, N, T, H) are given as they are, which the op takes too. With a
     cache the node gets past keys and values (B, N, P, H) and gives the present ones: it is wrong
-    on a CPU where they are not asked for. A mask becomes the bias on scores, see `score_bias`.
+    on a CPU where they are not asked for. Lengths are given as they are; any other mask becomes the
+    bias on scores, see `score_bias`.
     Specification: ONNX Runtime contrib operators, com.microsoft.MultiHeadAttention.
 
     Raises:
@@ -45,10 +48,12 @@ def build(site: Site) -> Rewrite:
     key, value = _keys_and_values(b, site, cache)
     axis = 1 if len(sizes(key.value)) == 3 else 2
     keys = [(key.value, axis)] if cache is None else [(cache.past_key, 2), (key.value, axis)]
-    bias = None if causal else score_bias(b, site, query.value, keys)
+    lengths = lengths_of(site, cache)
+    bias = None if causal or lengths is not None else score_bias(b, site, query.value, keys)
     past = (None, None) if cache is None else (cache.past_key, cache.past_value)
     inputs: list[ir.Value | None] = [
-        query.value, key.value, value.value, None, None, None if bias is None else bias.value, *past
+        query.value, key.value, value.value, None, lengths,
+        None if bias is None else bias.value, *past,
     ]  # fmt: skip
     while inputs[-1] is None:
         inputs.pop()
@@ -56,6 +61,8 @@ def build(site: Site) -> Rewrite:
     attributes = {
         "num_heads": site.heads, "scale": site.scale, "unidirectional": int(causal)
     }  # fmt: skip
+    if lengths is not None:
+        attributes["mask_filter_value"] = BLOCKS
     outputs = 1 if cache is None else 3
     node = fused(b, site, "MultiHeadAttention", inputs, shape, attributes, outputs)
     sources = [query.source, key.source, value.source]

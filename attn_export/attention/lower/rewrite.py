@@ -39,6 +39,15 @@ class Rewrite:
         return [(self.old, self.new), *self.also]
 
 
+def outputs_of(old: ir.Node, new: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
+    """The outputs of a node, each with that of its like that replaces it; some may be left out."""
+    pairs = list(zip(old.outputs, new.outputs, strict=True))
+    for before, after in pairs:
+        if before.name == "":
+            after.name = ""
+    return [pair for pair in pairs if pair[0].name != ""]
+
+
 def initializer(name: str, array: NDArray[np.generic]) -> ir.Value:
     """A constant as an initializer that belongs to no graph yet."""
     tensor = ir.tensor(np.asarray(array, order="C"), name=name)

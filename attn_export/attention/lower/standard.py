@@ -12,8 +12,8 @@ from attn_export.attention.layout import chain, existing
 from attn_export.attention.lower.cache import PAST_KEY
 from attn_export.attention.lower.mask import as_given, kernel_mask
 from attn_export.attention.lower.output import place
-from attn_export.attention.lower.rewrite import Rewrite, tag
-from attn_export.attention.lower.site_inputs import MASK, builder, mask_of, operand_of
+from attn_export.attention.lower.rewrite import Rewrite, outputs_of, tag
+from attn_export.attention.lower.site_inputs import LENGTHS, MASK, builder, mask_of, operand_of
 from attn_export.attention.lower.tokens_first import TokensFirst, tokens_first
 from attn_export.attention.masks import mask_sources
 from attn_export.attention.reasons import NotLowerable, Reason
@@ -29,11 +29,15 @@ def build(site: Site) -> Rewrite:
 
     Query, key and value whose heads were split by layout nodes are given as they were before, in
     the node's 3-D form, unless that would cost more Transposes than it saves.
-    Specification: ONNX operator Attention, opset 23.
+    Lengths are its nonpad_kv_seqlen, which it has from opset 24 on.
+    Specification: ONNX operator Attention, opset 23 and 24.
 
     Raises:
-        NotLowerable: the site has a window without a mask that says it.
+        NotLowerable: the site has a window without a mask that says it, or lengths that are causal
+            as well: the node would count each row's queries from the end of its keys.
     """
+    if site.lengths is not None and site.causal != "none":
+        raise NotLowerable(Reason.CAUSAL, "its causal mask is not aligned as ai.onnx Attention's")
     if site.window is not None and mask_of(site) is None:
         raise NotLowerable(Reason.WINDOW, "ai.onnx Attention has no window")
     operands = [operand_of(site, index) for index in range(3)]
@@ -57,7 +61,12 @@ def _rewrite(b: Builder, site: Site, parts: Sequence[TokensFirst]) -> Rewrite:
     mask = mask_of(site)
     given = None if mask is None else as_given(mask)
     flagged = site.exact and site.window is None and site.query_tokens == site.key_tokens
-    if flagged:  # a flag keeps the fast kernels, a dense mask does not
+    if site.lengths is not None:
+        int64 = ir.DataType.INT64
+        rows = b.op("Cast", [site.lengths], sizes(site.lengths), int64, to=int(int64))
+        inputs += [None] * (LENGTHS + 1 - len(inputs))
+        inputs[MASK], inputs[LENGTHS] = None, rows
+    elif flagged:  # a flag keeps the fast kernels, a dense mask does not
         inputs[MASK] = None
     elif given is not None:
         past = node.inputs[PAST_KEY] if len(node.inputs) > PAST_KEY else None
@@ -77,7 +86,7 @@ def _rewrite(b: Builder, site: Site, parts: Sequence[TokensFirst]) -> Rewrite:
         num_outputs=len(node.outputs),
     )  # fmt: skip
     b.nodes.append(tag(site, fused))
-    pairs = list(zip(node.outputs, fused.outputs, strict=True))
+    pairs = outputs_of(node, fused)
     if packed:
         merged = fused.outputs[0]
         shape = (*sizes(query)[:2], site.heads * site.v_head_size)

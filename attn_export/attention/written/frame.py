@@ -7,6 +7,7 @@ as a mask, is pulled back to the frame through that view.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import mul
@@ -156,6 +157,21 @@ def pull(b: Builder, value: ir.Value, view: View, target: tuple[Size, ...]) -> i
         value,
         [size if mixed & set(group) else 1 for size, group in zip(target, groups, strict=True)],
     )
+
+
+def push(b: Builder, value: ir.Value, view: View, target: Sequence[Size]) -> ir.Value:
+    """A whole (B, N, S, T) value as it lies in a view on the frame, of the sizes `target`.
+
+    Raises:
+        NotLowerable: the view is a part of the frame.
+    """
+    row = [atom for axis in view.axes for atom in axis]
+    order = [index for axis in range(4) for index in _outer_to_inner(row, axis)]
+    parts = [row[index].size for index in order]
+    if any(view.offset) or plain(reduce(mul, parts, 1)) != plain(reduce(mul, sizes(value), 1)):
+        raise NotLowerable(Reason.WEIGHTS_USED, "a part of its weights is used elsewhere")
+    apart = b.transpose(b.reshape(value, parts), [order.index(i) for i in range(len(order))])
+    return b.reshape(apart, target)
 
 
 def _outer_to_inner(row: list[Atom], axis: int) -> list[int]:

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from attn_export.attention.builder import Builder
+from attn_export.attention.masks import lowest
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.sizes import sizes
 from attn_export.attention.written.frame import Frame, pull
@@ -51,13 +52,12 @@ class Masking:
             return self.bias
         if self.bias is None and np.isneginf(self.fill):
             return self.condition
-        dtype = np.dtype(np.float32) if like.dtype is None else like.dtype.numpy()
-        lowest = -np.inf if np.isneginf(self.fill) else float(np.finfo(dtype).min) / 2
+        blocks = -np.inf if np.isneginf(self.fill) else lowest(like) / 2
         allowed = self.bias if self.bias is not None else b.number(0.0, like)
         shape = (
             sizes(self.condition) if self.bias is None else _broadcast(self.condition, self.bias)
         )
-        inputs = [self.condition, allowed, b.number(lowest, like)]
+        inputs = [self.condition, allowed, b.number(blocks, like)]
         return b.op("Where", inputs, shape, like.dtype)
 
     def block(self, b: Builder, given: ir.Value, keeps: bool, on_frame: ir.Value) -> None:

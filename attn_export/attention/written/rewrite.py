@@ -15,14 +15,15 @@ from attn_export.attention.lower.rewrite import Rewrite
 from attn_export.attention.masks import cut_sources
 from attn_export.attention.metadata import origin_of
 from attn_export.attention.reasons import NotLowerable, Reason
-from attn_export.attention.sizes import Size, sizes
-from attn_export.attention.written.frame import Frame, frame, pull
+from attn_export.attention.sizes import Size, shape_of, sizes
+from attn_export.attention.written.frame import Frame, frame, pull, push
 from attn_export.attention.written.masking import Masking, masking
 from attn_export.attention.written.softmaxes import Softmax
 from attn_export.attention.written.steps import Bias, factor, source, way
 from attn_export.attention.written.weighing import Guard, Weighing, weighing
 
 NAME = "ai.onnx.Attention"
+SOFTMAX = 3  # of qk_matmul_output_mode
 
 
 @dataclass(frozen=True)
@@ -67,17 +68,21 @@ def rewrite(found: Softmax, *, nan_rows: bool = False) -> Rewrite:
     new, attention = _attention(b, masked, common, q, k, v, mask, query.scale * key.scale)
     for guard, condition in guards:
         new = _guarded(b, new, guard, condition)
+    also = _returned(b, attention, weighed, common, mask if nan_rows else None)
     if nan_rows:
         new = _nan_rows(b, new, mask)
     new = _as_before(b, new, weighed, common, sizes(v)[-1])
     attention.name = f"{found.node.name}/attention"
+    if found.widened:
+        precision = int(found.node.outputs[0].dtype or ir.DataType.FLOAT)
+        attention.attributes["softmax_precision"] = ir.AttrInt64("softmax_precision", precision)
     old = weighed.product.outputs[0]
     new.shape, new.type = old.shape, old.type
     cut = cut_sources([*masked.sources, *(guard.condition for guard, _ in guards)])
     sources = [o.value for o in operands if is_computed(o.value)] + cut
     biases = {id(step.value) for step in steps if isinstance(step, Bias)}
     hostile = next((v for v in cut if id(v) in biases), None)
-    return Rewrite(NAME, unique(sources), old, new, b.nodes, b.weights, hostile)
+    return Rewrite(NAME, unique(sources), old, new, b.nodes, b.weights, hostile, also)
 
 
 def operand(value: ir.Value, swapped: bool, scaled: bool = True) -> Operand:
@@ -162,6 +167,32 @@ def _attention(
         attributes["softcap"] = masked.softcap
     new = b.op("Attention", inputs, (*common.sizes[:3], sizes(v)[-1]), q.dtype, **attributes)
     return new, b.nodes[-1]
+
+
+def _returned(
+    b: Builder, attention: ir.Node, weighed: Weighing, common: Frame, nan_mask: ir.Value | None
+) -> list[tuple[ir.Value, ir.Value]]:
+    """Each value of weights that something else reads, with the node's own in its place.
+
+    The node gives weights (B, N, S, T), 0 for a query that may see no key; NaN where `nan_mask`
+    is given.
+    """
+    if not weighed.read:
+        return []
+    attention.resize_outputs(4)
+    for unwanted in attention.outputs[1:3]:
+        unwanted.name = ""
+    attention.attributes["qk_matmul_output_mode"] = ir.AttrInt64("qk_matmul_output_mode", SOFTMAX)
+    weights = attention.outputs[3]
+    weights.shape, weights.type = shape_of(common.sizes), attention.outputs[0].type
+    if nan_mask is not None:
+        weights = _nan_rows(b, weights, nan_mask)
+    pairs = []
+    for old, moves in weighed.read:
+        new = push(b, weights, common.at_moves[moves], sizes(old))
+        new.type = old.type
+        pairs.append((old, new))
+    return pairs
 
 
 def _guards(

@@ -14,12 +14,17 @@ GUARDS = ("Add", "Max", "Clip", "Cast", "Identity", "Expand")
 
 @dataclass(frozen=True)
 class Softmax:
-    """A softmax over `axis`, counted from 0, that ends in `node`."""
+    """A softmax over `axis`, counted from 0, that ends in `node`.
+
+    Attributes:
+        widened: whether it is computed in more bits than its scores and weights have.
+    """
 
     node: ir.Node
     scores: ir.Value
     weights: ir.Value
     axis: int
+    widened: bool = False
 
 
 def softmax(node: ir.Node) -> Softmax | None:
@@ -31,7 +36,8 @@ def softmax(node: ir.Node) -> Softmax | None:
         return None
     rank = len(weights.shape)
     if node.op_type == "Softmax" and node.inputs[0] is not None:
-        return Softmax(node, node.inputs[0], weights, node.attributes.get_int("axis", -1) % rank)
+        along = node.attributes.get_int("axis", -1) % rank
+        return _without_casts(Softmax(node, node.inputs[0], weights, along))
     if node.op_type != "Div" or len(node.inputs) != 2:
         return None
     top, total = node.inputs
@@ -40,6 +46,22 @@ def softmax(node: ir.Node) -> Softmax | None:
     if powers is None or powers.op_type != "Exp" or powers.inputs[0] is None or axis is None:
         return None
     return Softmax(node, _unshifted(powers.inputs[0], axis), weights, axis)
+
+
+def _without_casts(found: Softmax) -> Softmax:
+    """Half precision is often cast to float32 for the softmax alone, and back behind it."""
+    widen, uses = found.scores.producer(), list(found.weights.uses())
+    if widen is None or widen.op_type != "Cast" or len(uses) != 1:
+        return found
+    scores, narrow = widen.inputs[0], uses[0].node
+    if scores is None or narrow.op_type != "Cast" or found.weights.is_graph_output():
+        return found
+    own, wide = scores.dtype, found.scores.dtype
+    if own is None or wide is None or not (own.is_floating_point() and wide.is_floating_point()):
+        return found
+    if own.bitwidth >= wide.bitwidth or narrow.outputs[0].dtype != own:
+        return found
+    return Softmax(found.node, scores, narrow.outputs[0], found.axis, widened=True)
 
 
 def _sum_of(total: ir.Value | None, powers: ir.Value | None, rank: int) -> int | None:
