@@ -132,8 +132,8 @@ def test_a_graph_that_computes_something_else_is_not_written(
     """A fault after the sites were proved: one weight is changed on the way to the file."""
     honest = fusing.account_of
 
-    def spoiling(file: Any, *rest: Any) -> Any:
-        result = honest(file, *rest)
+    def spoiling(file: Any, *rest: Any, **options: Any) -> Any:
+        result = honest(file, *rest, **options)
         weight = file.model.graph.initializers["wo"]
         weight.const_value = ir.tensor(weight.const_value.numpy() * 1.001, name="wo")
         return result
@@ -275,7 +275,7 @@ def test_the_api_is_the_packages(tmp_path: Path) -> None:
     assert isinstance(fused, Fused)
     assert fused.to_json().keys() == {
         "model", "sites", "total", "recognised", "lowered", "refused", "other", "rotary", "linear",
-        "output", "notes", "verify",
+        "work", "output", "notes", "verify",
     }  # fmt: skip
 
 
