@@ -9,15 +9,17 @@ from typing import Any
 
 from attn_export import bundle as bundles
 from attn_export import manifest as manifests
+from attn_export.attention.caveats import causal_notes
 from attn_export.attention.lowering import check_choice, lower
 from attn_export.attention.padding import declare, unused_promises
 from attn_export.capability import TARGET_RUNTIMES, TARGETS
 from attn_export.errors import ExportError, RuntimeUnavailable, UsageError
 from attn_export.exporter import Graph, to_onnx
 from attn_export.models.spec import ExportSpec, Metric
-from attn_export.parity.cases import build_cases, run_arrays, sizes_of
+from attn_export.parity.cases import build_cases, rules_of, run, run_arrays, sizes_of
 from attn_export.parity.caveats import fast_path_note, rows_mix
 from attn_export.parity.metrics import KINDS, evaluate, write_metric
+from attn_export.parity.rules import check_rules
 from attn_export.parity.tolerance import Group
 from attn_export.parity.trace import FILE as TRACE
 from attn_export.parity.trace import write_trace
@@ -25,7 +27,14 @@ from attn_export.parity.tracing import trace_all
 from attn_export.reference import Case, write_cases
 from attn_export.right_padded import parse
 from attn_export.runtimes.packages import onnxruntime_owner
-from attn_export.source import Source, eval_mode, promise, resolve, restore_mode
+from attn_export.source import (
+    Source,
+    declare_rules,
+    eval_mode,
+    promise,
+    resolve,
+    restore_mode,
+)
 from attn_export.weights import write_graphs
 
 Progress = Callable[[str], None]
@@ -44,6 +53,8 @@ def export(
     lowering: str = "auto",
     less_work: bool = True,
     right_padded: Sequence[str] = (),
+    compare: Mapping[str, str] | None = None,
+    mask_output: Mapping[str, str] | None = None,
     progress: Progress = lambda _: None,
 ) -> bundles.Bundle:
     """Export a model into a bundle at `output`, which appears complete or not at all.
@@ -57,6 +68,9 @@ def export(
         right_padded: `INPUT`, a mask (B, T) whose rows are ones and then zeros, so that ops may get
             lengths in its place; `INPUT=0` where 0 is what keeps a key. Inputs that break this
             are refused when the bundle runs.
+        compare: output -> how it is compared, as attn_export.parity.rules writes it.
+        mask_output: output (B, S, ...) -> input (B, S) that is 0 where its positions do not count,
+            or "not:INPUT" where it is 1 there.
 
     Raises:
         UsageError: an unknown model, target or option, or an output that exists.
@@ -67,6 +81,7 @@ def export(
     with bundles.write(Path(output), overwrite=overwrite) as stage:
         found = source if isinstance(source, Source) else resolve(source, inputs, dynamic)
         promise(found, parse(right_padded))
+        declare_rules(found, compare or {}, mask_output or {})
         export_into(stage, found, targets, precision, lowering, progress, less_work=less_work)
     return bundles.read(Path(output))
 
@@ -123,6 +138,7 @@ def _export_into(
         graphs[component] = to_onnx(spec)
         declare(graphs[component].model, spec.promises())
         notes += graphs[component].notes
+        _check_rules(graphs[component].spec)
 
     cases: list[Case] = []
     groups: dict[str, dict[str, list[Group]]] = {}
@@ -152,6 +168,7 @@ def _export_into(
             file = f"{component}.{target}.onnx"
             files[file] = model
             notes += unused_promises(account, graph.spec.promises())
+            notes += [note for note in causal_notes(account) if note not in notes]
             described.append(manifests.describe_target(TARGETS[target], component, file, account))
 
     lowered = {entry["file"]: entry["component"] for entry in described}
@@ -179,6 +196,12 @@ def _export_into(
                 manifest["notes"].append(f"no held-out score: {error.observed}")
     bundles.seal(folder, manifest)
     return bundles.read(folder)
+
+
+def _check_rules(spec: ExportSpec) -> None:
+    outputs = run(spec, spec.module, spec.inputs)
+    inputs = {spec.names.get(name, name): value.dim() for name, value in spec.inputs.items()}
+    check_rules(rules_of(spec), {name: array.ndim for name, array in outputs.items()}, inputs)
 
 
 def _groups(spec: ExportSpec) -> dict[str, list[Group]]:

@@ -26,6 +26,7 @@ from attn_export.bundle_checks import (
     link,
 )
 from attn_export.errors import FileError, UsageError, one_line
+from attn_export.parity.rules import Rule, from_manifest
 from attn_export.parity.tolerance import Group
 from attn_export.reference import Case, read_cases
 from attn_export.storage import sha256, staged, write_errors, write_file
@@ -92,11 +93,11 @@ class Bundle:
             ]
         return found
 
-    def compare_modes(self) -> dict[str, dict[str, str]]:
-        """component -> output -> how it is compared: elementwise, index or detections."""
-        found: dict[str, dict[str, str]] = {name: {} for name in self.components}
+    def rules(self) -> dict[str, dict[str, Rule]]:
+        """component -> output -> how it is compared."""
+        found: dict[str, dict[str, Rule]] = {name: {} for name in self.components}
         for output in self.manifest["outputs"]:
-            found[output["component"]][output["name"]] = output.get("compare", "elementwise")
+            found[output["component"]][output["name"]] = from_manifest(output)
         return found
 
     def cases(self) -> list[Case]:

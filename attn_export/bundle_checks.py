@@ -10,6 +10,7 @@ import onnx
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from attn_export.errors import FileError, one_line
+from attn_export.parity.rules import INVERTED, MODES
 from attn_export.parity.tolerance import Group
 from attn_export.protos import graph_tensors
 from attn_export.storage import sha256
@@ -40,7 +41,8 @@ def check_shape(path: Path, manifest: Mapping[str, Any]) -> None:
         "inputs": _are_rows(manifest.get("inputs"), _VALUE, components),
         "outputs": _are_rows(manifest.get("outputs"), _VALUE, components, at_least=1)
         and {output["component"] for output in manifest["outputs"]} == {*components}
-        and all(_are_groups(output.get("groups", [])) for output in manifest["outputs"]),
+        and all(_are_groups(output.get("groups", [])) for output in manifest["outputs"])
+        and _are_rules(manifest),
         "targets": _are_rows(manifest.get("targets"), _TARGET, components, at_least=1),
         "files": isinstance(found["files"], dict)
         and all(isinstance(entry, dict) for entry in found["files"].values()),
@@ -78,6 +80,26 @@ def _are_groups(groups: Any) -> bool:
     return isinstance(groups, list) and all(
         isinstance(group, dict) and group.keys() == Group.__dataclass_fields__.keys()
         for group in groups
+    )
+
+
+def _are_rules(manifest: Mapping[str, Any]) -> bool:
+    """Whether each output is compared in a way that there is, by outputs and inputs there are."""
+    outputs, inputs = manifest["outputs"], manifest.get("inputs")
+    rows = inputs if isinstance(inputs, list) else []
+    given = {(row.get("component"), row.get("name")) for row in rows if isinstance(row, dict)}
+    values = {(row["component"], row["name"]) for row in outputs}
+    return all(
+        row.get("compare", "elementwise") in MODES
+        and isinstance(row.get("axis", -1), int)
+        and all(
+            isinstance(row.get(key, ""), str)
+            and (not row.get(key) or (row["component"], row[key]) in values)
+            for key in ("of", "sorted_by")
+        )
+        and isinstance(mask := row.get("mask", ""), str)
+        and (not mask or (row["component"], mask.removeprefix(INVERTED)) in given)
+        for row in outputs
     )
 
 

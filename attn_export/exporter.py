@@ -72,18 +72,14 @@ def trace(spec: ExportSpec) -> Traced:
     refuse_other_precisions(spec)
     notes: list[str] = []
     declared = spec.dynamic
-    # A model that draws its own inputs knows its sizes; any other gets a dynamic batch as well.
-    dynamic = merged(declared, {} if spec.draw else default_dynamic(spec.inputs))
-    if not dynamic:
+    spec = completed(spec)
+    if not spec.dynamic:
         sizes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in spec.inputs.items())
         notes.append(f"every size is fixed ({sizes}): the inputs share no first axis to vary")
-    spec = replace(spec, dynamic=dynamic, inputs=widen(spec.inputs, dynamic))
-    spec = replace(spec, outputs=spec.outputs or _names(spec))
-    spec = replace(spec, state=spec.state or _caches(spec))
     try:
         program = _trace(spec)
     except ExportError as error:
-        if dynamic == declared:
+        if spec.dynamic == declared:
             raise
         spec = replace(spec, dynamic=declared)
         program = _trace(spec)
@@ -93,6 +89,19 @@ def trace(spec: ExportSpec) -> Traced:
         )
     refuse_randomness(program)
     return Traced(program, spec, notes)
+
+
+def completed(spec: ExportSpec) -> ExportSpec:
+    """The spec with its defaults filled in: a dynamic batch, names of outputs, caches.
+
+    Raises:
+        ExportError: the model raises on its example inputs, or returns something else than tensors.
+    """
+    # A model that draws its own inputs knows its sizes; any other gets a dynamic batch as well.
+    dynamic = merged(spec.dynamic, {} if spec.draw else default_dynamic(spec.inputs))
+    spec = replace(spec, dynamic=dynamic, inputs=widen(spec.inputs, dynamic))
+    spec = replace(spec, outputs=spec.outputs or _names(spec))
+    return replace(spec, state=spec.state or _caches(spec))
 
 
 def finish(model: ir.Model, traced: Traced) -> Graph:

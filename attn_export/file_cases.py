@@ -47,11 +47,14 @@ class FileCases:
     notes: list[str] = field(default_factory=list)
 
 
-def build(file: OnnxFile, *, judged: bool = True) -> FileCases:
+def build(
+    file: OnnxFile, *, judged: bool = True, seed: int = 0, fixed: Mapping[str, int] | None = None
+) -> FileCases:
     """Run the file, with optimisations off, on drawn inputs.
 
     Args:
         judged: with float64 answers and allowances; without, only to learn sizes that it takes.
+        fixed: symbolic sizes that must be these.
 
     Raises:
         FileError: ONNX Runtime refuses the file.
@@ -65,7 +68,7 @@ def build(file: OnnxFile, *, judged: bool = True) -> FileCases:
         note = f"the whole graph was not compared: {error}; each site was, on its own"
         return FileCases([], untried, [note])
     with session:
-        found = _search(file, session, names)
+        found = _search(file, session, names, seed, fixed or {})
         if judged and found.cases:
             _judge(file, session, found)
     return found
@@ -137,12 +140,19 @@ def _tries(
     return [sizes for at, sizes in enumerate(tried) if sizes not in tried[:at]]
 
 
-def _search(file: OnnxFile, session: OrtSession, names: Mapping[str, bool]) -> FileCases:
+def _search(
+    file: OnnxFile,
+    session: OrtSession,
+    names: Mapping[str, bool],
+    seed: int,
+    fixed: Mapping[str, int],
+) -> FileCases:
     found = FileCases()
     for index in range(len(BATCHES)):
         failure = ""
-        for sizes in _tries(names, index, found.sizes):
-            inputs = draw(file.model, sizes, masked=index > 0, seed=index)
+        for tried in _tries(names, index, found.sizes):
+            sizes = {name: fixed.get(name, size) for name, size in tried.items()}
+            inputs = draw(file.model, sizes, masked=index > 0, seed=seed + index)
             try:
                 outputs = session.run(inputs)
             except AttnExportError as error:
@@ -152,6 +162,8 @@ def _search(file: OnnxFile, session: OrtSession, names: Mapping[str, bool]) -> F
                 failure = failure or f"nothing is attended to at {told(sizes)}"
                 continue
             label = told(sizes) or f"draw {index + 1}"
+            if any(case.name == label for case in found.cases):
+                label += f", draw {index + 1}"
             if failure:
                 found.notes.append(f"{failure}; compared at {label} instead")
             if sizes not in found.sizes:

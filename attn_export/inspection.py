@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_export import file_cases, onnx_file
+from attn_export.attention.caveats import causal_notes
 from attn_export.attention.lowering import lower
 from attn_export.attention.padding import declare, promised, unused_promises
 from attn_export.capability import TARGET_RUNTIMES
@@ -54,7 +55,7 @@ def account_of(
 ) -> tuple[dict[str, Any], list[str]]:
     """Lower the file's graph in place; the sites as `inspect --json` prints them, and all notes."""
     found = lower(file.model, runtime, cases.sizes, lowering, progress, less_work=less_work)
-    notes = [*file.notes, *cases.notes]
+    notes = [*file.notes, *cases.notes, *causal_notes(found)]
     notes += unused_promises(found, promised(file.model))
     if found.total == 0:
         notes.append("there is no attention in this file")

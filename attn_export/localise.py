@@ -30,6 +30,8 @@ def localise(
     judge: Judge,
     start: Start,
     progress: Progress = lambda _: None,
+    *,
+    traced: bool = True,
 ) -> Drift | None:
     """The first value that is wrong, on the first case that failed; one with a trace if there is.
 
@@ -38,6 +40,7 @@ def localise(
         comparisons: label of a case and what was compared.
         parts: the case by its label.
         judge: compares a case with outputs, as `comparisons` were made.
+        traced: whether the parts are of the bundle's own cases, whose values inside it stores.
         start: (component, graph) -> a session on the runtime, with the bundle's weights.
 
     Returns None where no number is wrong: an output is missing, or the runtime raised.
@@ -52,7 +55,8 @@ def localise(
     ]  # fmt: skip
     if not failing:
         return None
-    trace = read_trace(bundle.path / FILE) if FILE in bundle.manifest["files"] else {}
+    stored = traced and FILE in bundle.manifest.get("files", ())
+    trace = read_trace(bundle.path / FILE) if stored else {}
     label = next((label for label in failing if label in trace), failing[0])
     part = parts[label]
     target = bundle.target_for(table.find(runtime).GRAPHS, part.component)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from attn_export.attention.site import Account
 from attn_export.capability import RUNTIMES, TARGETS, Target
 from attn_export.exporter import Graph
+from attn_export.parity.cases import rules_of
 from attn_export.parity.tolerance import FACTOR, FLOOR
 from attn_export.runtimes import ort_web
 from attn_export.runtimes.packages import runtime_version, versions
@@ -24,6 +25,7 @@ def describe_values(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The manifest's `inputs` and `outputs` of one component."""
     spec = graph.spec
+    rules = rules_of(spec)
     inputs = []
     for value in graph.model.graph.inputs:
         axes = spec.axes().get(str(value.name), {})
@@ -34,10 +36,7 @@ def describe_values(
     outputs = []
     for value in graph.model.graph.outputs:
         name = str(value.name)
-        groups = [vars(group) for group in spec.groups.get(name, ())]
-        extra = {"groups": groups} if groups else {}
-        compare = spec.compare.get(name, "elementwise")
-        outputs.append({**_tensor(component, value), "compare": compare, **extra})
+        outputs.append({**_tensor(component, value), **rules[name].to_manifest()})
     return inputs, outputs
 
 

@@ -257,6 +257,24 @@ def _declare(source: Source, option: str) -> None:
         spec.dynamic.setdefault(name, {})[axis] = declared
 
 
+def declare_rules(source: Source, compare: Mapping[str, str], masked: Mapping[str, str]) -> None:
+    """Say how outputs are compared, on top of what the source declares.
+
+    Outputs of a source that does not name them are checked once they are known.
+
+    Raises:
+        UsageError: no component has such an output.
+    """
+    for name in {**compare, **masked}:
+        owners = [s for s in source.components.values() if not s.outputs or name in s.outputs]
+        if not owners:
+            names = sorted({n for spec in source.components.values() for n in spec.outputs})
+            raise UsageError(f"there is no output '{name}'", f"the outputs are {', '.join(names)}")
+        for spec in owners:
+            spec.compare |= {name: compare[name]} if name in compare else {}
+            spec.masked |= {name: masked[name]} if name in masked else {}
+
+
 def eval_mode(module: nn.Module) -> dict[nn.Module, bool]:
     """Put a module into eval mode; returns each submodule's flag, for `restore_mode`."""
     flags = {child: child.training for child in module.modules()}

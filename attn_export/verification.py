@@ -7,37 +7,45 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from attn_export import bundle as bundles
-from attn_export.errors import (
-    AttnExportError,
-    CheckFailed,
-    RuntimeUnavailable,
-    UsageError,
-    one_line,
-)
+from attn_export.against import Drawn, Request, draw_cases
+from attn_export.errors import AttnExportError, RuntimeUnavailable, UsageError, one_line
 from attn_export.localise import localise
-from attn_export.parity.compare import Comparison, compare_outputs, failed
-from attn_export.parity.detections import align, score_allowance
+from attn_export.parity import hooks, steps
+from attn_export.parity.compare import Comparison, failed
+from attn_export.parity.hooks import Hook, Seen
+from attn_export.parity.judge import judge, masked_allowances
 from attn_export.parity.metrics import BATCH, evaluate, read_metric
 from attn_export.parity.result import RuntimeResult, Verification
+from attn_export.parity.rules import parse_rule
 from attn_export.parity.tolerance import Array, Group, rms, split
 from attn_export.parity.yardstick import Progress
 from attn_export.reference import Case
-from attn_export.runtimes import table
+from attn_export.runtimes import ort_cpu, table
 from attn_export.runtimes.base import DEFAULTS, LoadOptions, Session
 from attn_export.runtimes.table import available
 from attn_export.sessions import STAND_IN, load, load_stand_in
+from attn_export.subject import declared, is_file, open_subject
+from attn_export.twins import refuse_twins
 
 
 def verify(
     bundle: Path | str | bundles.Bundle,
     runtimes: Sequence[str] = (),
     *,
+    against: Path | str | None = None,
+    seed: int | None = None,
     rtol: float | None = None,
     atol: float | None = None,
+    compare: Mapping[str, str] | None = None,
+    mask_output: Mapping[str, str] | None = None,
+    metrics: Sequence[str] = (),
+    inputs: Sequence[str] = (),
+    dynamic: Sequence[str] = (),
     stand_ins: bool = False,
     allow_fallback: bool = False,
     bisect: bool = True,
@@ -47,40 +55,64 @@ def verify(
 
     Args:
         runtimes: names of `attn_export.runtimes.table`; by default every runtime that the bundle
-            was exported for and that works here. The others are told, with the reason.
-        stand_ins: run the graphs of those others on ONNX Runtime's CPU provider, and say so.
+            was exported for and that works here. The others are told, with the reason. "ort-cpu" by
+            default for a file.
+        against: another source of answers than the bundle's own: an .onnx file, a bundle's folder,
+            or a source as `attn_export.export` takes it. Its cases are drawn anew.
+        seed: what they are drawn with; 0 by default.
         allow_fallback: let another provider than the one asked for run attention, and say so.
         rtol, atol: replace the stored allowance of each group by atol + rtol * rms(reference);
             both or neither.
+        compare: output -> how it is compared, as attn_export.parity.rules writes it.
+        mask_output: output (B, S, ...) -> input (B, S) that is 0 where its positions do not count,
+            or "not:INPUT" where it is 1 there.
+        metrics: scores of the answers against the reference's, as attn_export.parity.hooks has
+            them: a name, or "module:function" or "path/file.py:function".
+        inputs, dynamic: for a PyTorch source, as `attn_export.export` takes them.
+        stand_ins: run the graphs of those others on ONNX Runtime's CPU provider, and say so.
         bisect: where a runtime is wrong, find the first value inside of the graph that is.
 
     Raises:
         FileError: the bundle is bad.
-        UsageError: an unknown runtime, only one of the two tolerances, or one that is no bound.
-        RuntimeUnavailable: a runtime that is asked for cannot work here, or none can.
+        UsageError: an unknown runtime, only one of the two tolerances, or one that is no bound; a
+            file without `against`, or options that do not fit.
+        RuntimeUnavailable: a runtime that is asked for cannot work here, or none can, or two of
+            them turned out to be one.
+        ExportError: the source does not run.
     """
-    found = bundle if isinstance(bundle, bundles.Bundle) else bundles.read(Path(bundle))
-    if (rtol is None) != (atol is None):
-        raise UsageError("only one of --rtol and --atol is given", "give both or neither")
-    for option, value in (("--rtol", rtol), ("--atol", atol)):
-        if value is not None and not 0 <= value < float("inf"):
-            raise UsageError(f"{option} is {value}", "give a number from 0 on")
+    found = bundle if isinstance(bundle, bundles.Bundle) else open_subject(Path(bundle))
+    _check_options(found, against, seed, rtol, atol, [*inputs, *dynamic])
+    scores = [hooks.resolve(text) for text in metrics]
+    rules = {name: parse_rule(text) for name, text in (compare or {}).items()}
+    request = Request(seed or 0, rules, mask_output or {}, inputs, dynamic)
     names, missing = list(runtimes), dict[str, RuntimeUnavailable]()
+    if not names and is_file(found):
+        names = [ort_cpu.NAME]
     if not names:
         names, missing = available(list(dict.fromkeys(t["runtime"] for t in found.targets())))
     if missing and not names and not stand_ins:
         raise next(iter(missing.values()))
-    cases = found.cases()
+    if against is None:
+        drawn = _stored(found, request)
+    else:
+        drawn = draw_cases(found, str(against), request, progress)
+    found, cases = drawn.bundle, drawn.cases
     if rtol is not None and atol is not None:
         groups = found.groups()
         cases = [_overridden(case, groups[case.component], rtol, atol) for case in cases]
     options = LoadOptions(allow_fallback=allow_fallback)
 
     def result(name: str, stand_in: bool = False) -> RuntimeResult:
-        checked = verify_runtime(found, name, cases, stand_in=stand_in, options=options)
-        return with_drift(found, name, checked, cases, progress, options) if bisect else checked
+        progress(f"verifying on {name}")
+        checked = verify_runtime(
+            found, name, cases, scores=scores, stand_in=stand_in, options=options
+        )
+        if not bisect:
+            return checked
+        return with_drift(found, name, checked, cases, progress, options, traced=against is None)
 
     results = {name: result(name) for name in names}
+    refuse_twins(results)
     if stand_ins:
         for name in missing:
             results[f"{name} (stand-in: {STAND_IN})"] = result(name, stand_in=True)
@@ -89,15 +121,70 @@ def verify(
         results,
         found.manifest.get("metric"),
         {name: str(error) for name, error in missing.items()},
+        reference=drawn.reference,
+        against=None if against is None else str(against),
+        seed=drawn.seed,
+        notes=tuple(drawn.notes),
+        masked=_masked(found),
     )
 
 
-def assert_parity(bundle: Path | str | bundles.Bundle, runtimes: Sequence[str] = ()) -> None:
-    """Raise CheckFailed with the first difference unless every runtime's answers are PyTorch's."""
-    result = verify(bundle, runtimes)
-    for name, runtime in result.runtimes.items():
-        if not runtime.passed:
-            raise CheckFailed(f"{name} differs from PyTorch, {runtime.failures[0]}", "see verify")
+def _check_options(
+    bundle: bundles.Bundle,
+    against: Path | str | None,
+    seed: int | None,
+    rtol: float | None,
+    atol: float | None,
+    of_source: Sequence[str],
+) -> None:
+    if against is None and is_file(bundle):
+        raise UsageError(
+            f"{bundle.manifest['source']} carries no answers to compare with",
+            "add --against with its PyTorch source or another .onnx file",
+        )
+    if against is None and seed is not None:
+        raise UsageError(
+            "--seed is given, and the cases are those that the bundle stores",
+            "add --against with a source to draw from",
+        )
+    if against is None and of_source:
+        raise UsageError("--input or --dynamic is given without a source", "add --against")
+    if (rtol is None) != (atol is None):
+        raise UsageError("only one of --rtol and --atol is given", "give both or neither")
+    for option, value in (("--rtol", rtol), ("--atol", atol)):
+        if value is not None and not 0 <= value < float("inf"):
+            raise UsageError(f"{option} is {value}", "give a number from 0 on")
+
+
+def _stored(bundle: bundles.Bundle, request: Request) -> Drawn:
+    """The bundle's own cases; what new masks leave out does not widen what is allowed elsewhere."""
+    cases = bundle.cases()
+    if request.compare or request.masked:
+        bundle = declared(bundle, request.compare, request.masked)
+        rules = bundle.rules()
+        cases = [replace(c, allowed=masked_allowances(c, rules[c.component])) for c in cases]
+    return Drawn(bundle, cases, "PyTorch", bundle.manifest.get("seed"))
+
+
+def _masked(bundle: bundles.Bundle) -> dict[str, str]:
+    rules = ((name, rule) for row in bundle.rules().values() for name, rule in row.items())
+    return {name: rule.mask for name, rule in rules if rule.mask}
+
+
+def assert_parity(
+    bundle: Path | str | bundles.Bundle, runtimes: Sequence[str] = (), **options: Any
+) -> Verification:
+    """Raise CheckFailed with the worst difference unless every runtime's answers are right.
+
+    For a project's own tests; takes what `verify` takes, and raises what it raises:
+
+        assert_parity("model.onnx", against="my_model.py:build")
+
+    Returns what was compared.
+    """
+    result = verify(bundle, runtimes, **options)
+    result.require()
+    return result
 
 
 def verify_runtime(
@@ -105,6 +192,7 @@ def verify_runtime(
     runtime: str,
     cases: Sequence[Case],
     *,
+    scores: Sequence[Hook] = (),
     stand_in: bool = False,
     options: LoadOptions = DEFAULTS,
 ) -> RuntimeResult:
@@ -117,6 +205,7 @@ def verify_runtime(
 
     comparisons: list[tuple[str, Comparison]] = []
     placement: dict[str, int] = {}
+    scored: dict[str, float] = {}
     metric, unscored, fallbacks = None, "", list[str]()
     with ExitStack() as stack:
         sessions = {
@@ -124,11 +213,15 @@ def verify_runtime(
         }
         for component, loaded in sessions.items():
             mine = [case for case in cases if case.component == component]
-            checked = list(check_session(bundle, loaded, mine))
+            seen = [Seen(hook) for hook in scores]
+            checked = list(check_session(bundle, loaded, mine, seen))
             comparisons += checked or nothing_compared(bundle, component)
+            scored |= {_label(bundle, component, s): s.mean() for s in seen if s.weights}
             for provider, nodes in loaded.placement().items():
                 placement[provider] = placement.get(provider, 0) + nodes
             fallbacks += [loaded.fallback] if loaded.fallback else []
+        walked, note = steps.check(bundle, sessions, cases)
+        comparisons += walked
         if bundle.manifest.get("metric") and all(c.passed for _, c in comparisons):
             try:
                 metric = score(bundle, sessions)
@@ -136,9 +229,20 @@ def verify_runtime(
                 unscored = str(error)
     ran_on = STAND_IN if stand_in else runtime
     return RuntimeResult(
-        ran_on, tuple(comparisons), placement, metric, unscored, runtime if stand_in else None,
+        ran_on,
+        tuple(comparisons),
+        placement,
+        metric,
+        unscored,
+        runtime if stand_in else None,
+        scored,
+        note,
         "; ".join(fallbacks),
-    )  # fmt: skip
+    )
+
+
+def _label(bundle: bundles.Bundle, component: str, seen: Seen) -> str:
+    return seen.hook.name if len(bundle.components) == 1 else f"{seen.hook.name} of {component}"
 
 
 def nothing_compared(bundle: bundles.Bundle, component: str) -> list[tuple[str, Comparison]]:
@@ -151,10 +255,11 @@ def nothing_compared(bundle: bundles.Bundle, component: str) -> list[tuple[str, 
 
 
 def check_session(
-    bundle: bundles.Bundle, session: Session, cases: Sequence[Case]
+    bundle: bundles.Bundle, session: Session, cases: Sequence[Case], scores: Sequence[Seen] = ()
 ) -> Iterator[tuple[str, Comparison]]:
     """Compare a session's answers on each case, and on each row of its batch alone."""
     for case in cases:
+        rules = bundle.rules()[case.component]
         for label, part in _parts(bundle, case):
             try:
                 outputs = session.run(part.inputs)
@@ -162,17 +267,10 @@ def check_session(
                 problem = f"the runtime raised {_told(error)}"
                 yield from ((label, failed(name, problem)) for name in part.outputs)
                 continue
-            yield from ((label, result) for result in judge(bundle, part, outputs))
-
-
-def judge(bundle: bundles.Bundle, case: Case, outputs: dict[str, Array]) -> list[Comparison]:
-    """Compare outputs with those of a case."""
-    groups = bundle.groups()[case.component]
-    for name, mode in bundle.compare_modes()[case.component].items():
-        if mode == "detections" and name in outputs and name in case.outputs:
-            edge = 2 * score_allowance(case.allowed[name], groups[name])
-            outputs[name] = align(outputs[name], case.outputs[name], edge)
-    return compare_outputs(outputs, case.outputs, case.allowed, case.truth, groups)
+            for score in scores if part is case else ():
+                score.add(outputs, case)
+            for result in judge(outputs, part, rules):
+                yield label, result
 
 
 def _parts(bundle: bundles.Bundle, case: Case) -> list[tuple[str, Case]]:
@@ -186,8 +284,14 @@ def with_drift(
     cases: Sequence[Case],
     progress: Progress = lambda _: None,
     options: LoadOptions = DEFAULTS,
+    *,
+    traced: bool = True,
 ) -> RuntimeResult:
-    """The result with the first value inside of the graph that is wrong, where an output is."""
+    """The result with the first value inside of the graph that is wrong, where an output is.
+
+    Args:
+        traced: whether the cases are the bundle's own, whose values inside it may store.
+    """
     if result.passed or runtime in table.MODULE_RUNTIMES:
         return result
 
@@ -198,11 +302,15 @@ def with_drift(
 
     parts = {label: part for case in cases for label, part in _parts(bundle, case)}
     try:
-        drift = localise(bundle, runtime, result.comparisons, parts, partial(judge, bundle), start,
-                         progress)  # fmt: skip
+        drift = localise(bundle, runtime, result.comparisons, parts, partial(_judged, bundle),
+                         start, progress, traced=traced)  # fmt: skip
     except AttnExportError as error:  # the verdict stands; only its place is not told
         return replace(result, undrifted=f"where it drifts first is not known: {error.observed}")
     return replace(result, drift=drift)
+
+
+def _judged(bundle: bundles.Bundle, case: Case, outputs: dict[str, Array]) -> list[Comparison]:
+    return judge(outputs, case, bundle.rules()[case.component])
 
 
 def _told(error: Exception) -> str:

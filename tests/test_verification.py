@@ -92,7 +92,7 @@ def test_each_row_is_also_run_alone(digits_bundle: Path) -> None:
 def test_corrupted_weights_fail(wrong_bundle: Path) -> None:
     result = verify(wrong_bundle)
     assert not result.passed
-    with pytest.raises(CheckFailed, match="ort-cpu differs from PyTorch, batch=1: output 'logits'"):
+    with pytest.raises(CheckFailed, match=r"ort-cpu differs from PyTorch, batch=\d.*'logits'"):
         assert_parity(wrong_bundle)
 
 

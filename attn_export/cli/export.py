@@ -11,6 +11,7 @@ from attn_export.cli.options import (
     export_options,
     output_options,
     requirement_options,
+    rule_options,
     split_targets,
 )
 from attn_export.requirement import Requirement
@@ -21,6 +22,7 @@ from attn_export.requirement import Requirement
 @click.option("-o", "--output", "folder", type=click.Path(path_type=Path), required=True,
               help="The bundle's folder.")  # fmt: skip
 @export_options
+@rule_options
 @requirement_options
 @output_options
 def command(
@@ -34,6 +36,8 @@ def command(
     lowering: str,
     keep_work: bool,
     right_padded: tuple[str, ...],
+    compare: dict[str, str],
+    masked: dict[str, str],
     requirement: Requirement,
     output: Output,
 ) -> None:
@@ -54,6 +58,8 @@ def command(
         lowering=lowering,
         right_padded=right_padded,
         less_work=not keep_work,
+        compare=compare,
+        masked=masked,
     )
     with output.progress() as progress:
         outcome = export_and_verify(source, folder, options, progress)

@@ -90,6 +90,40 @@ def export_options(command: Command) -> Command:
     return command
 
 
+def rule_options(command: Command) -> Command:
+    """Add --compare and --mask-output, handed to the command as `compare` and `masked`."""
+
+    @click.option(
+        "--compare",
+        "compared",
+        multiple=True,
+        metavar="OUTPUT=RULE",
+        help="How an output is compared: elementwise, index:SCORES[:AXIS], sorted:SCORES or"
+        " detections; may be repeated.",
+    )
+    @click.option(
+        "--mask-output",
+        "masks",
+        multiple=True,
+        metavar="OUTPUT=INPUT",
+        help="Leave out positions of OUTPUT (B, S, ...) where INPUT (B, S) is 0, or with not:INPUT"
+        " where it is 1; may be repeated.",
+    )
+    @wraps(command)
+    def wrapped(
+        *args: Any, compared: tuple[str, ...], masks: tuple[str, ...], **kwargs: Any
+    ) -> Any:
+        from attn_export.parity.rules import parse_pairs, parse_rule
+
+        compare = parse_pairs("--compare", compared, "--compare label=index:logits")
+        for rule in compare.values():
+            parse_rule(rule)
+        masked = parse_pairs("--mask-output", masks, "--mask-output tokens=attention_mask")
+        return command(*args, compare=compare, masked=masked, **kwargs)
+
+    return cast(Command, wrapped)
+
+
 def requirement_options(command: Command) -> Command:
     """Add --require and --excuse, handed to the command as one `requirement`."""
 

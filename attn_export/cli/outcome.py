@@ -26,7 +26,7 @@ def report(outcome: Outcome, requirement: Requirement, output: Output) -> None:
     lines = tables.unavailable_lines(outcome.verification.unavailable, "run")
     for line in [
         *tables.drift_lines(outcome.verification),
-        *tables.metric_lines(outcome.verification),
+        *tables.parity_lines(outcome.verification),
         *lines,
     ]:
         console.print(line)

@@ -12,6 +12,7 @@ from attn_export.cli.options import (
     fallback_option,
     output_options,
     requirement_options,
+    rule_options,
     split_targets,
 )
 from attn_export.requirement import Requirement
@@ -24,6 +25,7 @@ from attn_export.requirement import Requirement
 @click.option("--seconds", default=6.0, show_default=True, type=click.FloatRange(0, 86_400),
               help="Timed seconds for each runtime.")  # fmt: skip
 @export_options
+@rule_options
 @fallback_option
 @requirement_options
 @output_options
@@ -38,6 +40,8 @@ def command(
     inputs: tuple[str, ...],
     lowering: str,
     keep_work: bool,
+    compare: dict[str, str],
+    masked: dict[str, str],
     allow_fallback: bool,
     right_padded: tuple[str, ...],
     requirement: Requirement,
@@ -60,6 +64,8 @@ def command(
         allow_fallback=allow_fallback,
         right_padded=right_padded,
         less_work=not keep_work,
+        compare=compare,
+        masked=masked,
     )
     with output.progress() as progress:
         outcome = run(source, folder or fresh_folder(source), options, seconds, progress)

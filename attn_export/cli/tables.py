@@ -11,6 +11,7 @@ from rich.table import Table
 
 from attn_export.cli.plain_table import plain_table as _table
 from attn_export.doctor import Diagnosis
+from attn_export.parity.hooks import BUILT_IN
 from attn_export.parity.result import Verification
 
 
@@ -84,21 +85,53 @@ def other_lines(account: Mapping[str, Any]) -> list[str]:
     return [*lines, f"Other attention, left as it is: {counts}"] if kinds else lines
 
 
-def parity_table(result: Verification, reference: str = "PyTorch") -> Table:
-    """One row for each output of each runtime: its worst case."""
-    numbers = ("max error", "of allowed", "vs truth", f"{reference}'s own")
+def parity_table(
+    result: Verification, reference: str | None = None, *, detailed: bool = False
+) -> Table:
+    """One row for each output of each runtime: its worst case. Details are columns of their own."""
+    reference = reference or result.reference
+    numbers = ["max error", "of allowed", "vs truth", f"{reference}'s own"]
+    numbers += ["mean error", "SQNR dB", "smallest --rtol"] if detailed else []
     title = f"Parity with {reference}: {len(result.cases)} cases ({', '.join(result.cases)})"
     table = _table(title, "runtime", "output", *numbers, "cosine", "", right=numbers)
     for name, runtime in result.runtimes.items():
         for output, worst in runtime.worst().items():
             label = output if worst.group == "all" else f"{output} ({worst.group})"
             share = f"{worst.max_abs / worst.allowed:.0%}" if worst.allowed else "exact"
-            verdict = "[green]passed[/]" if worst.passed else f"[red]FAILED[/] {worst.problem}"
+            passed, problem = "[green]passed[/]", f"[red]FAILED[/] {escape(worst.problem)}"
+            details = [
+                f"{worst.mean_abs:.2e}", f"{worst.sqnr_db:.1f}", f"{worst.smallest_rtol:.2e}",
+            ]  # fmt: skip
             table.add_row(
                 name, label, f"{worst.max_abs:.2e}", share, _figure(worst.error_vs_truth),
-                _figure(worst.torch_error_vs_truth), f"{worst.cosine:.8f}", verdict,
+                _figure(worst.torch_error_vs_truth), *(details if detailed else ()),
+                f"{worst.cosine:.8f}", passed if worst.passed else problem,
             )  # fmt: skip
     return table
+
+
+def parity_lines(result: Verification) -> list[str]:
+    """What belongs below the table: seed, masks, scores and what was left out."""
+    lines = []
+    if result.seed is not None:
+        drawn = "Cases drawn anew" if result.against else "Stored cases, drawn"
+        lines.append(f"{drawn} with seed {result.seed}.")
+    for output, mask in result.masked.items():
+        name, value = mask.removeprefix("not:"), 1 if mask.startswith("not:") else 0
+        lines.append(f"Positions of '{output}' where '{name}' is {value} were left out.")
+    for name, runtime in result.runtimes.items():
+        if runtime.scores:
+            shown = ", ".join(_scored(score, value) for score, value in runtime.scores.items())
+            lines.append(f"Agreement of {name} with {result.reference}: {shown}")
+    notes = [*result.notes, *(runtime.note for runtime in result.runtimes.values())]
+    lines += [f"Note: {note}." for note in dict.fromkeys(notes) if note]
+    return [escape(line) for line in [*metric_lines(result), *lines]]
+
+
+def _scored(name: str, value: float) -> str:
+    """A share in percent; what a user's own function returns as it is."""
+    share = name.partition(":")[0].partition(" of ")[0] in BUILT_IN
+    return f"{name} {value:.2%}" if share else f"{name} {value:.6g}"
 
 
 def fallback_lines(result: Verification) -> list[str]:

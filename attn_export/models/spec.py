@@ -60,7 +60,10 @@ class ExportSpec:
         dynamic: input name -> axis number -> Axis. Axes of the same name are equal.
         outputs: a name for each tensor that `forward` returns, in order.
         draw: seeded inputs at other sizes.
-        compare: output name -> "elementwise" (default), "index" or "detections".
+        compare: output name -> "elementwise" (default), "index:SCORES[:AXIS]", "sorted:SCORES",
+            "index" or "detections"; attn_export.parity.rules says what each means.
+        masked: output (B, S, ...) -> input (B, S) that is 0 where its positions do not count, or
+            "not:INPUT" where it is 1 there.
         groups: output name -> its groups; an output without any is one group.
         labels: class names of a classifier or detector.
         metric: a held-out score.
@@ -79,6 +82,7 @@ class ExportSpec:
     outputs: tuple[str, ...] = ()
     draw: Draw | None = None
     compare: dict[str, str] = field(default_factory=dict)
+    masked: dict[str, str] = field(default_factory=dict)
     groups: dict[str, tuple[Group, ...]] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
     metric: Metric | None = None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,11 +17,18 @@ from attn_export.errors import ExportError, one_line
 from attn_export.models.spec import Axis, ExportSpec
 from attn_export.outputs import named_tensors
 from attn_export.parity.detections import align
-from attn_export.parity.tolerance import Array, Group, allowed_error, split
+from attn_export.parity.generate import TOKEN
+from attn_export.parity.judge import masked_allowances
+from attn_export.parity.rules import Rule, parse_rule
+from attn_export.parity.ties import settle_order
+from attn_export.parity.tolerance import Array, Group, allowed_error, rms, split
 from attn_export.reference import Case
 from attn_export.signature import NO_BFLOAT16
 
 SIZES = {"batch": (1, 3, 2), "other": (7, 12, 5)}
+STEPS = 3
+LARGEST = 1024  # positions of a case at the upper end of the declared lengths
+CLOSE = 1e-4  # of its size: what float64 gives for the same row
 
 
 def sizes_of(spec: ExportSpec) -> list[dict[str, int]]:
@@ -42,6 +52,27 @@ def sizes_of(spec: ExportSpec) -> list[dict[str, int]]:
         if sizes not in unique:
             unique.append(sizes)
     return unique
+
+
+def ends_of(spec: ExportSpec) -> tuple[list[dict[str, int]], str]:
+    """The smallest and the largest declared lengths, at the smallest batch; and what is too large.
+
+    Sizes that `sizes_of` has are left out.
+    """
+    axes = {axis.name: axis for row in spec.dynamic.values() for axis in row.values()}
+    lengths = {name: axis for name, axis in axes.items() if name != "batch"}
+    if not lengths:
+        return [], ""
+    batch = {name: _pick(axis, 0, 1) for name, axis in axes.items() if name == "batch"}
+    low = batch | {name: axis.min for name, axis in lengths.items()}
+    high = batch | {name: axis.max for name, axis in lengths.items()}
+    note, ends = "", [low]
+    if math.prod(axis.max for axis in lengths.values()) <= LARGEST:
+        ends.append(high)
+    else:
+        told = " ".join(f"{name}={axis.max}" for name, axis in lengths.items())
+        note = f"the largest declared sizes ({told}) were not run, they take too long for a check"
+    return [sizes for sizes in ends if sizes not in sizes_of(spec)], note
 
 
 def example_sizes(spec: ExportSpec) -> dict[str, int]:
@@ -121,8 +152,11 @@ def build_cases(
         ExportError: the model raises at a size that is declared.
     """
     double, note = _in_double(spec.module)
-    cases = []
-    for label, inputs in _inputs(spec, seed):
+    rules = rules_of(spec)
+    cases: list[Case] = []
+
+    def answer(label: str, inputs: Mapping[str, Tensor]) -> Case:
+        nonlocal double, note
         outputs = run(spec, spec.module, inputs)
         truth: dict[str, Array] = {}
         if double is not None:
@@ -130,8 +164,7 @@ def build_cases(
                 truth = run(spec, double, {name: _double(value) for name, value in inputs.items()})
             except ExportError as error:
                 double, note = None, f"no float64 truth: {error.observed}"
-        for output in set(truth) & {n for n, mode in spec.compare.items() if mode == "detections"}:
-            truth[output] = align(truth[output], outputs[output], edge=float("inf"))
+        truth = _in_order(truth, outputs, rules)
         try:
             allowed = {
                 name: {
@@ -144,14 +177,124 @@ def build_cases(
             raise ExportError(one_line(error), "mend the groups of that output") from error
         arrays = {spec.names.get(name, name): value.numpy() for name, value in inputs.items()}
         name = label if component == "model" else f"{component} {label}"
-        cases.append(Case(name, component, arrays, outputs, _floats(truth), allowed))
-    return cases, note
+        case = Case(name, component, arrays, outputs, _floats(truth), allowed)
+        return replace(case, allowed=masked_allowances(case, rules))
+
+    for label, inputs in _inputs(spec, seed):
+        cases.append(answer(label, inputs))
+    ends, too_large = ends_of(spec)
+    notes = [too_large]
+    for index, sizes in enumerate(ends):
+        masked = takes_mask(spec) and sizes == ends[-1]
+        label = f"{_told(sizes)}{' masked' if masked else ''}"
+        try:
+            case = answer(label, draw(spec, sizes, masked, seed + 50 + index))
+        except ExportError as error:
+            notes.append(
+                f"PyTorch itself does not run at {label}, which is declared: {error.observed}"
+            )
+            continue
+        if all(array.size for array in case.outputs.values()):
+            cases.append(case)
+    for label, inputs in _next_steps(spec, cases, component, seed):
+        cases.append(answer(label, inputs))
+    notes += _unknown(cases)
+    return cases, "; ".join(text for text in (note, *notes) if text)
+
+
+def _unknown(cases: Sequence[Case]) -> Iterator[str]:
+    """Where PyTorch's own answer is NaN, which a runtime then has to give as well."""
+    found: dict[str, list[str]] = {}
+    for case in cases:
+        for name, array in case.outputs.items():
+            if array.dtype.kind == "f" and np.isnan(array).any():
+                found.setdefault(name, []).append(case.name)
+    for name, where in found.items():
+        yield (
+            f"PyTorch's own '{name}' is NaN in places ({', '.join(where)}), as queries that may see"
+            " no key give it in some calls; a runtime must give NaN at the same places"
+        )
+
+
+def _told(sizes: Mapping[str, int]) -> str:
+    return " ".join(f"{name}={size}" for name, size in sizes.items()) or "fixed sizes"
+
+
+def _next_steps(
+    spec: ExportSpec, cases: Sequence[Case], component: str, seed: int
+) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """The steps that follow the largest case, where one step takes one token and has caches.
+
+    Each is drawn a new token, and is given the caches of the step before: what a runtime must reach
+    with its own caches as well.
+    """
+    token = spec.parameter(TOKEN)
+    if not spec.state or token not in spec.inputs or 1 in spec.dynamic.get(token, {}):
+        return
+    case = max(reversed(cases), key=lambda case: case.inputs[TOKEN].shape[0])
+    label = case.name if component == "model" else case.name.removeprefix(f"{component} ")
+    sizes = {
+        axis.name: case.inputs[name].shape[position]
+        for name, axes in spec.axes().items()
+        for position, axis in axes.items()
+    }
+    limits = {axis.name: axis.max for axes in spec.dynamic.values() for axis in axes.values()}
+    grown = {
+        axes[place].name
+        for _, given, place in spec.state
+        if (axes := spec.axes().get(given, {})) and place in axes and axes[place].name != "batch"
+    }
+    inputs = {spec.parameter(name): torch.tensor(array) for name, array in case.inputs.items()}
+    for step in range(2, STEPS + 2):
+        if any(sizes[name] + step - 1 > limits[name] for name in grown):
+            return
+        outputs = run(spec, spec.module, inputs)
+        inputs = dict(inputs)
+        inputs[token] = draw(spec, sizes, False, seed + 100 + step)[token]
+        for output, given, _ in spec.state:
+            inputs[spec.parameter(given)] = torch.tensor(outputs[output])
+        yield f"{label}, step {step}", inputs
+
+
+def rules_of(spec: ExportSpec) -> dict[str, Rule]:
+    """How each output is compared.
+
+    Raises:
+        UsageError: a way that there is not, or by an output or input that there is not.
+    """
+    rules = {}
+    for name in {**dict.fromkeys(spec.outputs), **spec.compare, **spec.masked}:
+        groups = tuple(Group(g.name, g.axis, g.start, g.stop) for g in spec.groups.get(name, ()))
+        rule = parse_rule(spec.compare.get(name, "elementwise"))
+        rules[name] = replace(rule, mask=spec.masked.get(name, ""), groups=groups)
+    return rules
+
+
+def _in_order(
+    truth: Mapping[str, Array], outputs: Mapping[str, Array], rules: Mapping[str, Rule]
+) -> dict[str, Array]:
+    """The truth with its rows in the order of float32, where the order is up to rounding."""
+    found = dict(truth)
+    for name in [n for n in found if n in rules and rules[n].compare == "detections"]:
+        found[name] = align(found[name], outputs[name], edge=float("inf"))
+    for scores in {rule.sorted_by for rule in rules.values()} & found.keys():
+        names = [n for n in found if n == scores or (n in rules and rules[n].sorted_by == scores)]
+        near = {name: CLOSE * _size(outputs[name]) for name in names}
+        found |= settle_order(
+            {n: found[n] for n in names}, {n: outputs[n] for n in names}, scores, near
+        )
+    return found
+
+
+def _size(array: Array) -> float:
+    values = np.asarray(array, np.float64)
+    return rms(values[np.isfinite(values)])
 
 
 def _inputs(spec: ExportSpec, seed: int) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Labels and inputs; at the example's own sizes the example itself, which its owner knows."""
     for index, sizes in enumerate(sizes_of(spec)):
-        where = " ".join(f"{name}={size}" for name, size in sizes.items()) or "fixed sizes"
+        where = _told(sizes)
         own = sizes == example_sizes(spec)
         yield where, dict(spec.inputs) if own else draw(spec, sizes, False, seed + index)
         if takes_mask(spec):

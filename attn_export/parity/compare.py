@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attn_export.parity.tolerance import Array, Group, max_abs, split
+from attn_export.parity.tolerance import Array, Group, max_abs, rms, split
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,11 @@ class Comparison:
         mismatched: how many elements differ by more than is allowed, NaN against a number included.
         where: index of the worst element; None where nothing differs.
         problem: why it failed, in words; empty where it passed.
+        sqnr_db: the reference's power over that of the difference, in decibels; infinite where
+            nothing differs, NaN where a value is not finite.
+        smallest_atol, smallest_rtol: the smallest --atol (with --rtol 0), and the smallest --rtol
+            (with --atol 0), that would pass; infinite where none does.
+        excluded: elements at masked positions, which were not looked at.
     """
 
     output: str
@@ -37,6 +42,10 @@ class Comparison:
     elements: int
     where: tuple[int, ...] | None
     problem: str
+    sqnr_db: float = float("nan")
+    smallest_atol: float = float("inf")
+    smallest_rtol: float = float("inf")
+    excluded: int = 0
 
     @property
     def passed(self) -> bool:
@@ -56,24 +65,35 @@ def compare(
     allowed: Mapping[str, float],
     truth: Array | None = None,
     groups: Sequence[Group] = (),
+    keep: NDArray[np.bool_] | None = None,
 ) -> list[Comparison]:
     """Compare one output, group by group.
 
     Args:
-        actual, reference: the runtime's and PyTorch's values; dtype and shape must be the same.
+        actual, reference: the runtime's and the reference's values, of one dtype and shape.
         allowed: largest absolute error by group name ("all" for an output without groups).
         truth: float64, same shape.
+        keep: the positions (B, S) of an output (B, S, ...) that count; all by default.
     """
     if actual.shape != reference.shape:
-        return [failed(output, f"its shape is {actual.shape}, PyTorch's is {reference.shape}")]
+        return [
+            failed(output, f"its shape is {actual.shape}, the reference's is {reference.shape}")
+        ]
     if actual.dtype != reference.dtype:
-        return [failed(output, f"its dtype is {actual.dtype}, PyTorch's is {reference.dtype}")]
+        return [
+            failed(output, f"its dtype is {actual.dtype}, the reference's is {reference.dtype}")
+        ]
     if reference.size == 0:
         return [failed(output, "it is empty, so nothing was compared")]
+    if keep is not None and keep.shape != reference.shape[:2]:
+        problem = f"its shape is {reference.shape}, which a mask {keep.shape} does not fit"
+        return [failed(output, problem)]
+    if keep is not None and not keep.any():
+        return [failed(output, "every position is masked, so nothing was compared")]
     truths = {} if truth is None else split(truth, groups)
     actuals = split(actual, groups)
     return [
-        _compare_group(output, name, actuals[name], part, allowed[name], truths.get(name))
+        _compare_group(output, name, actuals[name], part, allowed[name], truths.get(name), keep)
         for name, part in split(reference, groups).items()
     ]
 
@@ -84,33 +104,43 @@ def compare_outputs(
     allowed: Mapping[str, Mapping[str, float]],
     truth: Mapping[str, Array],
     groups: Mapping[str, Sequence[Group]],
+    keep: Mapping[str, NDArray[np.bool_]] | None = None,
 ) -> list[Comparison]:
     """Compare every output of one run; a missing or an extra one fails."""
+    kept = keep or {}
     results = [
-        failed(name, "PyTorch has no such output") for name in actual if name not in reference
+        failed(name, "the reference has no such output") for name in actual if name not in reference
     ]
     for name, expected in reference.items():
         if name not in actual:
             results.append(failed(name, "the runtime did not return it"))
             continue
         results += compare(
-            name, actual[name], expected, allowed[name], truth.get(name), groups.get(name, ())
-        )
+            name, actual[name], expected, allowed[name], truth.get(name), groups.get(name, ()),
+            kept.get(name),
+        )  # fmt: skip
     return results
 
 
 def _compare_group(
-    output: str, group: str, actual: Array, reference: Array, allowed: float, truth: Array | None
+    output: str,
+    group: str,
+    actual: Array,
+    reference: Array,
+    allowed: float,
+    truth: Array | None,
+    keep: NDArray[np.bool_] | None,
 ) -> Comparison:
-    a, r = _as_float64(actual), _as_float64(reference)
-    difference = _difference(actual, reference, a, r)
+    mine, theirs = _chosen(actual, keep), _chosen(reference, keep)
+    a, r = _as_float64(mine), _as_float64(theirs)
+    difference = _difference(mine, theirs, a, r)
     worst = float(difference.max())
     within = (difference <= allowed) & np.isfinite(difference)  # an allowance of NaN allows nothing
     mismatched = int(np.count_nonzero(~within))
     largest = float(np.max(np.abs(r[np.isfinite(r)]), initial=0.0))
-    index = np.unravel_index(int(difference.argmax()), difference.shape)
-    where = tuple(int(i) for i in index) if worst > 0 else None
-    t = None if truth is None else _as_float64(truth)
+    where = _place(difference, keep) if worst > 0 else None
+    t = None if truth is None else _as_float64(_chosen(truth, keep))
+    scale = rms(r[np.isfinite(r)])
     return Comparison(
         output=output,
         group=group,
@@ -124,8 +154,23 @@ def _compare_group(
         mismatched=mismatched,
         elements=difference.size,
         where=where,
-        problem=_problem(a, r, worst, mismatched, allowed, where),
+        problem=_problem(a, r, difference, mismatched, allowed, where),
+        sqnr_db=sqnr(a, r),
+        smallest_atol=worst,
+        smallest_rtol=worst / scale if scale else (0.0 if worst == 0 else float("inf")),
+        excluded=reference.size - difference.size,
     )
+
+
+def _chosen(array: Array, keep: NDArray[np.bool_] | None) -> Array:
+    """The elements that count: all, or one row for each position that is kept."""
+    return array if keep is None else array[keep]
+
+
+def _place(difference: NDArray[np.float64], keep: NDArray[np.bool_] | None) -> tuple[int, ...]:
+    """Index of the largest difference, in the output as it was before positions were left out."""
+    index = tuple(int(i) for i in np.unravel_index(int(difference.argmax()), difference.shape))
+    return index if keep is None else (*(int(i) for i in np.argwhere(keep)[index[0]]), *index[1:])
 
 
 def _difference(
@@ -144,22 +189,37 @@ def _difference(
 def _problem(
     a: NDArray[np.float64],
     r: NDArray[np.float64],
-    worst: float,
+    difference: NDArray[np.float64],
     mismatched: int,
     allowed: float,
     where: tuple[int, ...] | None,
 ) -> str:
     if not np.isfinite(r).any():
-        return "PyTorch's own answer has no finite number, so there is nothing to compare with"
+        return "the reference itself has no finite number, so there is nothing to compare with"
     if mismatched == 0:
         return ""
     if where is None:
         return f"its allowed error is {allowed}, so nothing can pass"
-    place = list(where)
+    place, worst = list(where), float(difference.max())
     counted = f"{mismatched} of {a.size} elements"
     if not np.isfinite(worst):
-        return f"{counted} differ, worst {a[where]} against {r[where]} at {place}"
+        at = int(difference.argmax())
+        return f"{counted} differ, worst {a.flat[at]} against {r.flat[at]} at {place}"
     return f"{counted} differ by more than {allowed:.3g}, worst {worst:.3g} at {place}"
+
+
+def sqnr(a: NDArray[np.float64], reference: NDArray[np.float64]) -> float:
+    """Signal to quantisation noise ratio in decibels: power of the reference over the error's.
+
+    Infinite for equal arrays, minus infinite for an error of a reference of zeros, NaN where a
+    value is not finite.
+    """
+    if not (np.isfinite(a).all() and np.isfinite(reference).all()):
+        return float("nan")
+    noise, signal = rms((a - reference).ravel()), rms(reference.ravel())
+    if noise == 0.0:
+        return float("inf")
+    return 20 * float(np.log10(signal / noise)) if signal else float("-inf")
 
 
 def cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:

@@ -51,6 +51,21 @@ def align(found: Array, reference: Array, edge: float) -> Array:
     return aligned
 
 
+def matched_share(found: Array, reference: Array) -> float:
+    """The share of the reference's detections with a partner of the same class, box and score."""
+    if found.shape != reference.shape:
+        return 0.0
+    aligned = align(found, reference, edge=-1.0)
+    rows = zip(aligned.reshape(-1, 6), reference.reshape(-1, 6), strict=True)
+    same = [
+        mine[5] == wanted[5]
+        and abs(mine[4] - wanted[4]) <= SAME_SCORE
+        and _overlaps(mine[None].astype(np.float64), wanted.astype(np.float64))[0] >= SAME_BOX
+        for mine, wanted in rows
+    ]
+    return float(np.mean(same))
+
+
 def score_allowance(allowed: Mapping[str, float], groups: Sequence[Group]) -> float:
     """The allowed error of the group that holds the scores, column 4."""
     names = [group.name for group in groups if group.start <= 4 < group.stop]

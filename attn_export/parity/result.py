@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from attn_export.errors import CheckFailed
 from attn_export.parity.compare import Comparison
 from attn_export.parity.drift import Drift
 
@@ -21,6 +22,8 @@ class RuntimeResult:
         metric: the bundle's task score on this runtime; None where the bundle has none, or where
             the answers are wrong anyway.
         stands_in_for: the runtime that the graph is for, where another one ran it.
+        scores: `verify --metric` -> its value; how far the answers agree with the reference's.
+        note: what was not compared, and why.
         fallback: attention that another provider ran, where that was allowed.
         drift: the first value inside of the graph that is wrong, where an output is.
         undrifted: why that was not found.
@@ -32,6 +35,8 @@ class RuntimeResult:
     metric: float | None = None
     unscored: str = ""
     stands_in_for: str | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
     fallback: str = ""
     drift: Drift | None = None
     undrifted: str = ""
@@ -45,11 +50,13 @@ class RuntimeResult:
         """One line for each comparison that failed."""
         if not self.comparisons:
             return ["nothing was compared"]
-        return [
-            f"{case}: output '{c.output}'{'' if c.group == 'all' else f' ({c.group})'}: {c.problem}"
-            for case, c in self.comparisons
-            if not c.passed
-        ]
+        return [_told(case, c) for case, c in self.comparisons if not c.passed]
+
+    @property
+    def worst_failure(self) -> str:
+        """The failure that went furthest beyond its allowance: output, place and size."""
+        failed = [(case, c) for case, c in self.comparisons if not c.passed]
+        return _told(*max(failed, key=lambda found: _strain(found[1]))) if failed else ""
 
     def worst(self) -> dict[str, Comparison]:
         """For each output, the comparison that came closest to its allowance, or went furthest."""
@@ -68,10 +75,17 @@ class RuntimeResult:
             "metric": self.metric,
             "unscored": self.unscored,
             "stands_in_for": self.stands_in_for,
+            "metrics": {name: _finite(value) for name, value in self.scores.items()},
+            "note": self.note,
             "fallback": self.fallback,
             "failures": self.failures if not self.passed else [],
             "first_drift": self.drift.to_json() if self.drift else None,
         }
+
+
+def _told(case: str, c: Comparison) -> str:
+    group = "" if c.group == "all" else f" ({c.group})"
+    return f"{case}: output '{c.output}'{group}: {c.problem}"
 
 
 def _strain(comparison: Comparison) -> float:
@@ -82,8 +96,10 @@ def _strain(comparison: Comparison) -> float:
 
 def _to_json(comparison: Comparison) -> dict[str, Any]:
     keys = ("group", "max_abs", "max_rel", "mean_abs", "cosine", "error_vs_truth",
-            "torch_error_vs_truth", "allowed", "mismatched", "elements", "passed")  # fmt: skip
-    return {key: _finite(getattr(comparison, key)) for key in keys}
+            "torch_error_vs_truth", "allowed", "sqnr_db", "smallest_atol", "smallest_rtol",
+            "mismatched", "elements", "excluded", "passed")  # fmt: skip
+    figures = {key: _finite(getattr(comparison, key)) for key in keys}
+    return figures | {"where": None if comparison.where is None else list(comparison.where)}
 
 
 def _finite(value: Any) -> Any:
@@ -97,16 +113,39 @@ class Verification:
 
     Attributes:
         unavailable: runtimes of the bundle that cannot work here -> what was seen, and the way out.
+        reference: whose answers these are compared with, in words.
+        against: the source that was named for them; None for those that the bundle stores.
+        seed: what the cases were drawn with; None where a bundle does not say.
+        notes: what was left out or assumed when the cases were drawn.
+        masked: output -> the input that says which of its positions count.
     """
 
     cases: tuple[str, ...]
     runtimes: Mapping[str, RuntimeResult]
     metric: Mapping[str, Any] | None = None
     unavailable: Mapping[str, str] = field(default_factory=dict)
+    reference: str = "PyTorch"
+    against: str | None = None
+    seed: int | None = None
+    notes: tuple[str, ...] = ()
+    masked: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
         return bool(self.runtimes) and all(result.passed for result in self.runtimes.values())
+
+    def require(self) -> None:
+        """Raise CheckFailed with the worst difference, unless every runtime passed."""
+        if not self.runtimes:
+            raise CheckFailed("nothing was compared", "name a runtime that works here")
+        for name, result in self.runtimes.items():
+            if not result.passed:
+                failures = len(result.failures)
+                others = f" ({failures} comparisons failed, this is the worst)" * (failures > 1)
+                raise CheckFailed(
+                    f"{name} differs from {self.reference}, {result.worst_failure}{others}",
+                    "do not deploy it",
+                )
 
     def to_json(self) -> dict[str, Any]:
         """The `verify --json` object."""
@@ -115,5 +154,10 @@ class Verification:
             "runtimes": {name: result.to_json() for name, result in self.runtimes.items()},
             "metric": dict(self.metric) if self.metric else None,
             "unavailable": dict(self.unavailable),
+            "reference": self.reference,
+            "against": self.against,
+            "seed": self.seed,
+            "notes": list(self.notes),
+            "masked": dict(self.masked),
             "passed": self.passed,
         }

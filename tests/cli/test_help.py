@@ -43,7 +43,7 @@ def test_no_command_shows_the_help_and_exits_2(cli: Cli) -> None:
     [
         (["exprot"], "No such command 'exprot'"),
         (["models", "--jsno"], "No such option '--jsno'. Did you mean '--json'?"),
-        (["verify"], "Missing argument 'BUNDLE'"),
+        (["verify"], "Missing argument 'MODEL'"),
         (["export", "vit-digits"], "Missing option '-o'"),
         (["models", "extra"], "Got unexpected extra argument"),
         (["verify", "b", "--rtol", "much"], "'much' is not a valid float"),

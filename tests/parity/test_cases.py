@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attn_export.errors import ExportError
 from attn_export.models.spec import Axis, ExportSpec
-from attn_export.parity.cases import build_cases, draw, is_mask, sizes_of
+from attn_export.parity.cases import build_cases, draw, ends_of, is_mask, sizes_of
 from attn_export.parity.tolerance import Group
 
 
@@ -140,3 +140,46 @@ def test_two_lengths_are_also_crossed() -> None:
     sizes = sizes_of(ExportSpec(Scale(), {"x": torch.zeros(2, 6, 6)}, {"x": axes}))
     assert {"batch": 3, "queries": 8, "keys": 3} in sizes
     assert sizes[-1] == {"batch": 2, "queries": 6, "keys": 6}
+
+
+def test_both_ends_of_the_declared_lengths_are_run() -> None:
+    made = spec(dynamic={"x": {0: Axis("batch", 1, 64), 1: Axis("length", 2, 900)}})
+    ends = [{"batch": 1, "length": 2}, {"batch": 1, "length": 900}]
+    assert ends_of(made) == (ends, "")
+    cases, note = build_cases("model", made, {})
+    assert [case.inputs["x"].shape for case in cases[-2:]] == [(1, 2), (1, 900)]
+    assert note == ""
+
+
+def test_ends_that_are_too_large_are_told() -> None:
+    axes = {0: Axis("batch", 1, 64), 1: Axis("height", 8, 64), 2: Axis("width", 8, 64)}
+    made = spec(inputs={"x": torch.ones(2, 16, 16)}, dynamic={"x": axes})
+    ends, note = ends_of(made)
+    assert ends == []  # the smallest are among the sizes that are run anyway
+    assert "(height=64 width=64) were not run" in note
+
+
+def test_an_end_that_pytorch_refuses_is_told_and_is_no_error() -> None:
+    class Short(Scale):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[1] > 100:
+                raise ValueError("too long")
+            return super().forward(x)
+
+    made = spec(Short(), dynamic={"x": {1: Axis("length", 2, 900)}})
+    cases, note = build_cases("model", made, {})
+    assert "PyTorch itself does not run at length=900, which is declared" in note
+    assert [case.name for case in cases] == ["length=4", "length=10", "length=8", "length=2"]
+
+
+def test_the_empty_cache_of_a_first_step_is_run() -> None:
+    made = spec(inputs={"x": torch.ones(2, 8), "past": torch.ones(2, 3)}, outputs=("y",))
+    made.module = Joined()
+    made.dynamic = {"past": {1: Axis("past", 0, 2000)}}
+    cases, _ = build_cases("model", made, {})
+    assert cases[-1].inputs["past"].shape == (2, 0)
+
+
+class Joined(nn.Module):
+    def forward(self, x: Tensor, past: Tensor) -> Tensor:
+        return torch.cat([past, x], dim=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attn_export.parity.compare import Comparison, compare, compare_outputs, cosine
+from attn_export.parity.compare import Comparison, compare, compare_outputs, cosine, sqnr
 from attn_export.parity.tolerance import Group, allowed_error
 
 ONES = np.ones((2, 3), np.float32)
@@ -70,9 +70,9 @@ def test_booleans_are_compared_by_value() -> None:
 @pytest.mark.parametrize(
     ("actual", "problem"),
     [
-        (np.ones((3, 2), np.float32), "its shape is (3, 2), PyTorch's is (2, 3)"),
-        (np.ones((1, 3), np.float32), "its shape is (1, 3), PyTorch's is (2, 3)"),
-        (np.ones((2, 3), np.float64), "its dtype is float64, PyTorch's is float32"),
+        (np.ones((3, 2), np.float32), "its shape is (3, 2), the reference's is (2, 3)"),
+        (np.ones((1, 3), np.float32), "its shape is (1, 3), the reference's is (2, 3)"),
+        (np.ones((2, 3), np.float64), "its dtype is float64, the reference's is float32"),
     ],
 )
 def test_another_shape_or_dtype_fails_even_where_it_would_broadcast(
@@ -90,8 +90,11 @@ def test_an_empty_output_compares_nothing_and_fails() -> None:
     ("names", "problems"),
     [
         (["y"], {"z": "the runtime did not return it"}),
-        (["y", "z", "w"], {"w": "PyTorch has no such output"}),
-        (["y", "zz"], {"zz": "PyTorch has no such output", "z": "the runtime did not return it"}),
+        (["y", "z", "w"], {"w": "the reference has no such output"}),
+        (
+            ["y", "zz"],
+            {"zz": "the reference has no such output", "z": "the runtime did not return it"},
+        ),
         ([], {"y": "the runtime did not return it", "z": "the runtime did not return it"}),
     ],
 )
@@ -166,3 +169,60 @@ def test_a_reference_without_a_finite_number_proves_nothing() -> None:
     (result,) = compare("y", nothing, nothing, {"all": 1.0})
     assert not result.passed
     assert "no finite number" in result.problem
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected"),
+    [([1.0, 1.0], np.inf), ([1.1, 0.9], 20.0), ([2.0, 2.0], 0.0), ([np.nan, 1.0], np.nan)],
+)
+def test_sqnr_in_decibels(actual: list[float], expected: float) -> None:
+    """An error of a tenth of the signal is 20 dB."""
+    assert sqnr(np.array(actual), np.ones(2)) == pytest.approx(expected, nan_ok=True)
+
+
+def test_sqnr_of_a_reference_of_zeros() -> None:
+    assert sqnr(np.ones(2), np.zeros(2)) == -np.inf
+    assert sqnr(np.zeros(2), np.zeros(2)) == np.inf
+
+
+def test_the_smallest_tolerance_is_one_that_passes_and_the_next_smaller_one_fails() -> None:
+    reference = np.full((2, 3), 4.0, np.float32)
+    result = one(changed(3.0) + 3, reference)  # the worst differs by 2, of an rms of 4
+    assert (result.smallest_atol, result.smallest_rtol) == (2.0, 0.5)
+    assert one(changed(3.0) + 3, reference, 2.0).passed
+    assert not one(changed(3.0) + 3, reference, 1.999).passed
+
+
+def test_no_tolerance_passes_a_nan() -> None:
+    result = one(changed(np.nan), ONES)
+    assert (result.smallest_atol, result.smallest_rtol) == (np.inf, np.inf)
+
+
+KEEP = np.array([[True, True, False], [True, False, False]])
+
+
+def masked(actual: np.ndarray, keep: np.ndarray = KEEP) -> Comparison:
+    (result,) = compare("y", actual, np.ones((2, 3, 4), np.float32), {"all": 0.5}, keep=keep)
+    return result
+
+
+@pytest.mark.parametrize("value", [9.0, np.nan, np.inf])
+def test_masked_positions_are_not_looked_at(value: float) -> None:
+    actual = np.ones((2, 3, 4), np.float32)
+    actual[0, 2], actual[1, 1:] = value, value
+    result = masked(actual)
+    assert (result.passed, result.excluded, result.elements) == (True, 12, 12)
+
+
+def test_the_place_of_a_difference_counts_masked_positions_too() -> None:
+    actual = np.ones((2, 3, 4), np.float32)
+    actual[1, 0, 3] = 9.0
+    assert masked(actual).where == (1, 0, 3)
+
+
+def test_a_mask_that_keeps_nothing_or_does_not_fit_fails() -> None:
+    ones = np.ones((2, 3, 4), np.float32)
+    assert masked(ones, np.zeros((2, 3), bool)).problem == (
+        "every position is masked, so nothing was compared"
+    )
+    assert "a mask (3, 2) does not fit" in masked(ones, KEEP.T).problem
