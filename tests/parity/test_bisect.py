@@ -121,7 +121,7 @@ class Fusing(Session):
     def placement(self) -> dict[str, int]:
         return self._session.placement()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         self._session.close()
 
 
@@ -156,7 +156,7 @@ class Subtracting(Session):
     def placement(self) -> dict[str, int]:
         return self._session.placement()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         self._session.close()
 
 

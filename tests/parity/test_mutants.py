@@ -32,6 +32,7 @@ def test_there_are_enough_of_both() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("source", CLEAN)
 def test_a_sound_model_passes_at_the_default_tolerance(source: str, tmp_path: Path) -> None:
     assert passes(source, tmp_path) == []
