@@ -17,6 +17,13 @@ from attn_export.build import export
 from tests.boundary import ROOT, SCRIPT, Cli, Ended, Environment, build_environment, reseal, run
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file's tests share one worker and its fixtures; so do all that need the environments."""
+    for item in items:
+        shared = "environments" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("environments" if shared else str(item.path)))
+
+
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
     """Runs the console script in `tmp_path`; `env` adds variables, other options go to Popen."""
