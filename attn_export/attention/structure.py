@@ -111,9 +111,16 @@ def _runs(
     bindings = [dict(zip(symbols, _row(row, len(symbols)), strict=True)) for row in SMALL]
     if symbols and largest > max(map(max, SMALL)):
         bindings.append(dict.fromkeys(symbols, largest + 3))
+    if not symbols:
+        bindings = [{} for _ in bindings]
+    draws = [(bindings[0], 1.0)]
+    if behind:  # all of either number, whichever of them blocks, and then some of both
+        draws += [(bindings[0], 0.0), *((binding, 0.5) for binding in bindings)]
+    elif symbols:
+        draws += [(binding, 1.0) for binding in bindings[1:]]
     found = []
-    for seed, binding in enumerate(bindings if symbols else [{}]):
-        inputs, lengths = _draw(bounds, behind, binding, seed)
+    for seed, (binding, ones) in enumerate(draws):
+        inputs, lengths = _draw(bounds, behind, binding, seed, ones)
         query, key = (evaluate(size, binding) for size in tokens)
         array = np.asarray(evaluate_cut(evaluator, inputs)[0])
         shape = np.broadcast_shapes(array.shape, (query, key))
@@ -126,17 +133,25 @@ def _row(row: tuple[int, ...], count: int) -> list[int]:
 
 
 def _draw(
-    bounds: list[ir.Value], behind: list[ir.Value], binding: Mapping[str, int], seed: int
+    bounds: list[ir.Value],
+    behind: list[ir.Value],
+    binding: Mapping[str, int],
+    seed: int,
+    ones: float,
 ) -> tuple[dict[str, NDArray[np.generic]], NDArray[np.int64] | None]:
-    """Inputs, and the lengths of the one that the mask is made from, if it is right padded."""
+    """Inputs, and the lengths of the one that the mask is made from, if it is right padded.
+
+    Args:
+        ones: how often the inputs behind the mask are 1, and not 0.
+    """
     rng = np.random.default_rng(seed)
     drawn: dict[str, NDArray[np.generic]] = {}
     lengths = None
     for index, value in enumerate(bounds):
         shape = tuple(evaluate(size, binding) for size in value.shape or ())
         dtype = np.dtype(np.float32) if value.dtype is None else value.dtype.numpy()
-        first = seed == 0 or index >= len(behind)  # nothing is blocked; lenders lend sizes alone
-        numbers = np.ones(shape) if first else rng.integers(0, 2, shape)
+        often = ones if index < len(behind) else 1.0  # lenders lend their sizes alone
+        numbers = (rng.random(shape) < often).astype(np.int64)
         if index < len(behind) and (keeps := declared(value)) is not None:
             numbers, rows = right_padded.drawn(rng, shape, keeps)
             lengths = rows if len(behind) == 1 else None

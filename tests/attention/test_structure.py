@@ -109,3 +109,26 @@ def test_a_window_is_not_lost_at_lengths_beyond_it() -> None:
     assert (outcome.status, outcome.site.window) == ("lowered", 2)
     x = torch.randn(3, 9, m.D)
     np.testing.assert_allclose(run(graph.model, x=x), model(x).detach(), atol=3e-6)
+
+
+class Given(nn.Module):
+    """A mask from outside, of which one number blocks."""
+
+    def __init__(self, blocks: bool) -> None:
+        super().__init__()
+        self.blocks = blocks
+
+    def forward(self, q: Tensor, kv: Tensor, mask: Tensor) -> Tensor:
+        mask = ~mask if self.blocks else mask
+        return nn.functional.scaled_dot_product_attention(q, kv, kv, attn_mask=mask)
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("tokens", [2, 5])
+def test_a_mask_from_outside_of_fixed_sizes_is_not_causal(blocks: bool, tokens: int) -> None:
+    """Two queries have one later key between them, which few draws let them see."""
+    x = torch.randn(1, 1, tokens, 8)
+    inputs = {"q": x, "kv": x, "mask": torch.ones(tokens, tokens, dtype=torch.bool)}
+    graph = to_onnx(ExportSpec(Given(blocks).eval(), inputs))
+    (site,) = find(graph.model)
+    assert (site.causal, site.exact) == ("none", False)
