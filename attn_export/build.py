@@ -9,14 +9,13 @@ from typing import Any
 
 from attn_export import bundle as bundles
 from attn_export import manifest as manifests
-from attn_export.attention.caveats import causal_notes
-from attn_export.attention.lowering import check_choice, lower
-from attn_export.attention.padding import declare, unused_promises
-from attn_export.capability import TARGET_RUNTIMES, TARGETS
+from attn_export.attention.lowering import check_choice
+from attn_export.attention.padding import declare
+from attn_export.capability import TARGET_RUNTIMES
 from attn_export.errors import ExportError, RuntimeUnavailable, UsageError
 from attn_export.exporter import Graph, to_onnx
 from attn_export.models.spec import ExportSpec, Metric
-from attn_export.parity.cases import build_cases, rules_of, run, run_arrays, sizes_of
+from attn_export.parity.cases import build_cases, rules_of, run, run_arrays
 from attn_export.parity.caveats import fast_path_note, rows_mix
 from attn_export.parity.metrics import KINDS, evaluate, write_metric
 from attn_export.parity.rules import check_rules
@@ -24,6 +23,16 @@ from attn_export.parity.tolerance import Group
 from attn_export.parity.trace import FILE as TRACE
 from attn_export.parity.trace import write_trace
 from attn_export.parity.tracing import trace_all
+from attn_export.precision.bounds import parse as parse_bound
+from attn_export.precision.judging import (
+    Request,
+    check_use,
+    declared_bounds,
+    judge_all,
+    require_bounds,
+)
+from attn_export.precision.make import make_all
+from attn_export.precision.names import Precision, check_target, parse_precisions
 from attn_export.reference import Case, write_cases
 from attn_export.right_padded import parse
 from attn_export.runtimes.packages import onnxruntime_owner
@@ -47,6 +56,8 @@ def export(
     *,
     targets: Sequence[str] = ("cpu",),
     precision: str = "fp32",
+    metric_bounds: Sequence[str] = (),
+    io_dtype: str = "fp32",
     overwrite: bool = False,
     inputs: Sequence[str] = (),
     dynamic: Sequence[str] = (),
@@ -62,6 +73,10 @@ def export(
     Args:
         source: a Source, or what `attn-export export SOURCE` takes.
         targets: of "cpu", "cuda", "tensorrt", "openvino" and "web"; each gets its own graph.
+        precision: of "fp32", "fp16", "bf16" and "int8", several with commas between; each target
+            gets a graph in each.
+        metric_bounds: `NAME=VALUE`, as `attn_export.precision.bounds` has them.
+        io_dtype: "fp16" makes the inputs and outputs of fp16 graphs float16, and not caches alone.
         dynamic: `INPUT=AXIS:MIN..MAX`.
         lowering: "auto", "contrib", "standard" or "decomposed".
         less_work: take out what reaches no output, as a last block's other tokens.
@@ -78,11 +93,13 @@ def export(
         RuntimeUnavailable: no onnxruntime to prove on.
         FileError: the bundle could not be written.
     """
+    bounds = [parse_bound(text) for text in metric_bounds]
+    request = Request(lowering, bounds, io_dtype == "fp16", less_work)
     with bundles.write(Path(output), overwrite=overwrite) as stage:
         found = source if isinstance(source, Source) else resolve(source, inputs, dynamic)
         promise(found, parse(right_padded))
         declare_rules(found, compare or {}, mask_output or {})
-        export_into(stage, found, targets, precision, lowering, progress, less_work=less_work)
+        export_into(stage, found, targets, precision, request, progress)
     return bundles.read(Path(output))
 
 
@@ -91,27 +108,27 @@ def export_into(
     source: Source,
     targets: Sequence[str],
     precision: str,
-    lowering: str,
+    request: Request,
     progress: Progress,
-    *,
-    less_work: bool = True,
 ) -> bundles.Bundle:
     """Export into an existing, empty folder. Errors are those of `export`."""
-    check_request(targets, precision, lowering)
+    precisions = check_request(targets, precision, request.lowering)
+    check_use(precisions, request)
     onnxruntime_owner()  # fail before the long part
     flags = [eval_mode(spec.module) for spec in source.components.values()]
     notes = list(source.notes)
     if any(training for modules in flags for training in modules.values()):
         notes.append("the module was in train mode; it is exported in eval mode")
     try:
-        return _export_into(folder, source, targets, lowering, less_work, notes, progress)
+        return _export_into(folder, source, targets, precisions, request, notes, progress)
     finally:
         for modules in reversed(flags):  # components may share modules
             restore_mode(modules)
 
 
-def check_request(targets: Sequence[str], precision: str, lowering: str) -> None:
-    """Raise UsageError for a target, precision or lowering that is not built."""
+def check_request(targets: Sequence[str], precision: str, lowering: str) -> tuple[Precision, ...]:
+    """The precisions; raises UsageError for a target, precision or lowering that is not built."""
+    precisions = parse_precisions(precision)
     if not targets:
         raise UsageError("no target is named", f"the targets are {', '.join(TARGET_RUNTIMES)}")
     for target in targets:
@@ -119,19 +136,23 @@ def check_request(targets: Sequence[str], precision: str, lowering: str) -> None
             known = ", ".join(TARGET_RUNTIMES)
             raise UsageError(f"there is no target '{target}'", f"the targets are {known}")
         check_choice(TARGET_RUNTIMES[target], lowering)
-    if precision != "fp32":
-        raise UsageError(f"precision {precision} is not built yet", "use --precision fp32")
+        for found in precisions:
+            check_target(target, found)
+    return precisions
 
 
 def _export_into(
     folder: Path,
     source: Source,
     targets: Sequence[str],
-    lowering: str,
-    less_work: bool,
+    precisions: Sequence[Precision],
+    request: Request,
     notes: list[str],
     progress: Progress,
 ) -> bundles.Bundle:
+    bounds = declared_bounds(source.components, request.bounds)
+    if "int8" in precisions:
+        require_bounds(bounds)  # before the long part
     graphs: dict[str, Graph] = {}
     for component, spec in source.components.items():
         progress(f"exporting {component} to ONNX")
@@ -156,31 +177,20 @@ def _export_into(
                 " another axis, declare it with --dynamic INPUT=AXIS:batch:MIN..MAX"
             )
 
-    described, files = [], {}
-    for target in dict.fromkeys(targets):
-        notes += manifests.target_notes(TARGETS[target])
-        for component, graph in graphs.items():
-            model = graph.model.clone()
-            runtime = TARGETS[target].runtime
-            account = lower(
-                model, runtime, sizes_of(graph.spec), lowering, progress, less_work=less_work
-            )
-            file = f"{component}.{target}.onnx"
-            files[file] = model
-            notes += unused_promises(account, graph.spec.promises())
-            notes += [note for note in causal_notes(account) if note not in notes]
-            described.append(manifests.describe_target(TARGETS[target], component, file, account))
+    cases, tolerances = judge_all(graphs, cases, groups, precisions, bounds, progress)
+    made = make_all(graphs, targets, precisions, cases, groups, tolerances, request, progress)
+    notes += made.notes
 
-    lowered = {entry["file"]: entry["component"] for entry in described}
-    traced, gaps = trace_all(graphs, [(lowered[name], m) for name, m in files.items()],
+    lowered = {entry["file"]: entry["component"] for entry in made.targets}
+    traced, gaps = trace_all(graphs, [(lowered[name], m) for name, m in made.files.items()],
                              cases, progress)  # fmt: skip
     notes += gaps
     progress("writing the bundle")
-    manifest = manifests.assemble(source.name, source.origin, graphs, described, notes)
+    manifest = manifests.assemble(source.name, source.origin, graphs, made.targets, notes)
     manifest["seed"] = SEED
     if mixed:
         manifest["rows_mix"] = mixed
-    write_graphs(folder, files, bundles.WEIGHTS)
+    write_graphs(folder, made.files, bundles.WEIGHTS)
     manifest["notes"] += manifests.weights_notes(targets, folder / bundles.WEIGHTS)
     write_cases(folder / bundles.REFERENCE, cases, groups)
     if traced:

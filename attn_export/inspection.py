@@ -14,20 +14,27 @@ from attn_export.capability import TARGET_RUNTIMES
 from attn_export.errors import UsageError
 from attn_export.file_cases import FileCases
 from attn_export.onnx_file import OnnxFile
+from attn_export.precision.names import check_target, lowering_options, parse_precisions
 from attn_export.right_padded import parse
 
 Progress = Callable[[str], None]
 
 
-def runtime_of(target: str) -> str:
-    """Raises UsageError for an unknown target."""
+def runtime_of(target: str, precision: str = "fp32") -> str:
+    """Raises UsageError for an unknown target, or one that is not built in that precision."""
     if target not in TARGET_RUNTIMES:
         raise UsageError(f"there is no target '{target}'", f"use {', '.join(TARGET_RUNTIMES)}")
+    (wanted,) = parse_precisions(precision)
+    check_target(target, wanted)
     return TARGET_RUNTIMES[target]
 
 
 def inspect_file(
-    path: Path, target: str, progress: Progress, right_padded: Sequence[str] = ()
+    path: Path,
+    target: str,
+    progress: Progress,
+    right_padded: Sequence[str] = (),
+    precision: str = "fp32",
 ) -> dict[str, Any]:
     """The sites of an .onnx file, and notes on it; the file is not changed.
 
@@ -35,12 +42,12 @@ def inspect_file(
         FileError: a bad file.
         ExportError: an operator has no counterpart in opset 23.
     """
-    runtime = runtime_of(target)
+    runtime = runtime_of(target, precision)
     progress(f"reading {path}")
     file = onnx_file.read(path)
     declare(file.model, parse(right_padded))
     cases = file_cases.build(file, judged=False)
-    account, notes = account_of(file, cases, runtime, "auto", progress)
+    account, notes = account_of(file, cases, runtime, "auto", progress, precision=precision)
     return {**account, "notes": notes}
 
 
@@ -51,10 +58,14 @@ def account_of(
     lowering: str,
     progress: Progress,
     *,
+    precision: str = "fp32",
     less_work: bool = True,
 ) -> tuple[dict[str, Any], list[str]]:
     """Lower the file's graph in place; the sites as `inspect --json` prints them, and all notes."""
-    found = lower(file.model, runtime, cases.sizes, lowering, progress, less_work=less_work)
+    options = lowering_options(precision)
+    found = lower(
+        file.model, runtime, cases.sizes, lowering, progress, less_work=less_work, **options
+    )
     notes = [*file.notes, *cases.notes, *causal_notes(found)]
     notes += unused_promises(found, promised(file.model))
     if found.total == 0:
@@ -63,14 +74,18 @@ def account_of(
 
 
 def inspect_source(
-    origin: str, target: str, progress: Progress, right_padded: Sequence[str] = ()
+    origin: str,
+    target: str,
+    progress: Progress,
+    right_padded: Sequence[str] = (),
+    precision: str = "fp32",
 ) -> list[dict[str, Any]]:
     """The sites of a PyTorch model, exported in memory, one account a component."""
     from attn_export.exporter import to_onnx
     from attn_export.parity.cases import sizes_of
     from attn_export.source import eval_mode, promise, resolve, restore_mode
 
-    runtime = runtime_of(target)
+    runtime = runtime_of(target, precision)
     accounts = []
     source = resolve(origin)
     promise(source, parse(right_padded))
@@ -82,7 +97,9 @@ def inspect_source(
             declare(graph.model, spec.promises())
         finally:
             restore_mode(flags)
-        account = lower(graph.model, runtime, sizes_of(graph.spec), progress=progress)
+        options = lowering_options(precision)
+        sizes = sizes_of(graph.spec)
+        account = lower(graph.model, runtime, sizes, progress=progress, **options)
         accounts.append(
             {"model": f"{origin} {component}".removesuffix(" model"), **account.to_json()}
         )

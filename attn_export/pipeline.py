@@ -14,6 +14,8 @@ from attn_export.bench.benchmark import benchmark
 from attn_export.bench.result import Benchmark
 from attn_export.build import check_request, export_into
 from attn_export.parity.result import Verification
+from attn_export.precision.bounds import parse as parse_bound
+from attn_export.precision.judging import Request
 from attn_export.production.measured import record
 from attn_export.report.html import render
 from attn_export.right_padded import parse
@@ -38,6 +40,8 @@ class Options:
     right_padded: tuple[str, ...] = ()
     compare: Mapping[str, str] = field(default_factory=dict)
     masked: Mapping[str, str] = field(default_factory=dict)
+    metric_bounds: tuple[str, ...] = ()
+    io_dtype: str = "fp32"
 
 
 @dataclass(frozen=True)
@@ -84,20 +88,14 @@ def _make(
     source: str, folder: Path, options: Options, seconds: float | None, progress: Progress
 ) -> Outcome:
     check_request(options.targets, options.precision, options.lowering)
+    bounds = [parse_bound(text) for text in options.metric_bounds]
+    request = Request(options.lowering, bounds, options.io_dtype == "fp16", options.less_work)
     with bundles.write(folder, overwrite=options.overwrite) as stage:
         progress(f"loading {source}")
         model = resolve(source, options.inputs, options.dynamic)
         promise(model, parse(options.right_padded))
         declare_rules(model, options.compare, options.masked)
-        made = export_into(
-            stage,
-            model,
-            options.targets,
-            options.precision,
-            options.lowering,
-            progress,
-            less_work=options.less_work,
-        )
+        made = export_into(stage, model, options.targets, options.precision, request, progress)
         progress("verifying")
         verification = verify(made, stand_ins=True, allow_fallback=options.allow_fallback)
         timings = None

@@ -1,13 +1,15 @@
 """`reference.safetensors`: the inputs, PyTorch's outputs, the float64 truth and what is allowed.
 
 Tensors are named CASE/inputs/NAME, CASE/outputs/NAME, CASE/truth/NAME and CASE/allowed/NAME (one
-float64 for each group of that output); the header lists the cases. Needs numpy and safetensors.
+float64 for each group of that output); the header lists the cases. What another precision may err
+lies in CASE/allowed.fp16/NAME, PyTorch's own error in that precision in CASE/own.fp16/NAME. Needs
+numpy and safetensors.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from attn_export.errors import FileError, one_line
 from attn_export.parity.tolerance import Array, Group, split
 from attn_export.storage import write_file
 
+Budget = dict[str, dict[str, float]]  # output -> group -> absolute error
+
 
 @dataclass(frozen=True)
 class Case:
@@ -28,6 +32,8 @@ class Case:
     Attributes:
         truth: float64 outputs; empty where PyTorch could not compute them in double.
         allowed: output -> group -> largest absolute error.
+        halves: precision -> the same, for graphs of that precision.
+        own: precision -> PyTorch's own error in that precision, by output and group.
     """
 
     name: str
@@ -36,6 +42,8 @@ class Case:
     outputs: dict[str, Array]
     truth: dict[str, Array] = field(default_factory=dict)
     allowed: dict[str, dict[str, float]] = field(default_factory=dict)
+    halves: dict[str, Budget] = field(default_factory=dict)
+    own: dict[str, Budget] = field(default_factory=dict)
 
 
 def group_names(groups: Sequence[Group]) -> list[str]:
@@ -56,11 +64,20 @@ def write_cases(
         for part in ("inputs", "outputs", "truth"):
             for name, array in getattr(case, part).items():
                 tensors[f"{case.name}/{part}/{name}"] = np.asarray(array, order="C")
-        for name, budget in case.allowed.items():
-            order = group_names(groups[case.component].get(name, ()))
-            tensors[f"{case.name}/allowed/{name}"] = np.array([budget[g] for g in order])
+        for part, budgets in _budgets(case):
+            for name, budget in budgets.items():
+                order = group_names(groups[case.component].get(name, ()))
+                tensors[f"{case.name}/{part}/{name}"] = np.array([budget[g] for g in order])
         listing.append({"name": case.name, "component": case.component})
     write_file(path, save(tensors, metadata={"cases": json.dumps(listing)}))
+
+
+def _budgets(case: Case) -> Iterator[tuple[str, Budget]]:
+    yield "allowed", case.allowed
+    for precision, budget in case.halves.items():
+        yield f"allowed.{precision}", budget
+    for precision, budget in case.own.items():
+        yield f"own.{precision}", budget
 
 
 def read_cases(path: Path, groups: Mapping[str, Mapping[str, Sequence[Group]]]) -> list[Case]:
@@ -89,10 +106,18 @@ def _case(
     groups: Mapping[str, Mapping[str, Sequence[Group]]],
 ) -> Case:
     of_output = groups[entry["component"]]
-    allowed = {
-        name: dict(zip(group_names(of_output.get(name, ())), map(float, values), strict=True))
-        for name, values in parts.get("allowed", {}).items()
-    }
+
+    def budget(part: str) -> Budget:
+        return {
+            name: dict(zip(group_names(of_output.get(name, ())), map(float, values), strict=True))
+            for name, values in parts.get(part, {}).items()
+        }
+
+    def of_precisions(kind: str) -> dict[str, Budget]:
+        found = [part.partition(".") for part in parts if part.startswith(f"{kind}.")]
+        return {precision: budget(f"{kind}.{precision}") for _, _, precision in found}
+
+    allowed = budget("allowed")
     for name, output in parts["outputs"].items():
         split(output, of_output.get(name, ()))
         if name not in allowed:
@@ -104,4 +129,6 @@ def _case(
         outputs=dict(parts["outputs"]),
         truth=dict(parts.get("truth", {})),
         allowed=allowed,
+        halves=of_precisions("allowed"),
+        own=of_precisions("own"),
     )

@@ -8,6 +8,10 @@ from typing import Any
 
 from attn_export import bundle as bundles
 from attn_export.errors import UsageError
+from attn_export.extras import require
+from attn_export.precision.names import DTYPES
+from attn_export.precision.stored import as_stored
+from attn_export.precision.views import view
 from attn_export.runtimes import ort_cpu, table, torch_compile
 from attn_export.runtimes.base import (
     DEFAULTS,
@@ -41,6 +45,7 @@ def load(
         UsageError: an unknown runtime, or one that the bundle was not exported for.
         RuntimeUnavailable: it cannot work here.
     """
+    bundle, runtime = view(bundle, runtime)
     if runtime in table.MODULE_RUNTIMES:
         return _promised(bundle, component, _load_torch(bundle, runtime, component, source))
     found = table.find(runtime)
@@ -48,7 +53,7 @@ def load(
     target = bundle.target_for(found.GRAPHS, component)
     if not options.ranges:
         options = replace(options, ranges=_ranges(bundle, component))
-    loaded = found.load(_model(bundle, target, graph), threads, options)
+    loaded = as_stored(found.load(_model(bundle, target, graph), threads, options), target)
     return _promised(bundle, component, loaded)
 
 
@@ -73,8 +78,13 @@ def load_stand_in(
 
     What that shows is that the graph computes what PyTorch does, not that the runtime would.
     """
-    loaded = ort_cpu.load(_model(bundle, target, graph))
-    return _promised(bundle, str(target["component"]), loaded)
+    model, loaded = _model(bundle, target, graph), None
+    if target["precision"] in DTYPES:  # the CPU provider would not round as a device does
+        require("graph")
+        from attn_export.precision.stand_in import stand_in_bytes
+
+        loaded = ort_cpu.load(stand_in_bytes(model), optimize=False)
+    return _promised(bundle, str(target["component"]), loaded or ort_cpu.load(model))
 
 
 def _promised(bundle: bundles.Bundle, component: str, session: Session) -> Session:

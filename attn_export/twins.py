@@ -19,6 +19,8 @@ def refuse_twins(results: Mapping[str, RuntimeResult]) -> None:
         if result.stands_in_for is not None or not providers:
             continue
         if _of_onnxruntime(providers) and (other := seen.setdefault(providers, name)) != name:
+            if results[other].runtime == result.runtime:
+                continue  # two precisions on one runtime
             raise RuntimeUnavailable(
                 f"{other} and {name} turned out to be the same, both ran everything on"
                 f" {' and '.join(providers)}",

@@ -24,11 +24,12 @@ from attn_export.parity.result import RuntimeResult, Verification
 from attn_export.parity.rules import parse_rule
 from attn_export.parity.tolerance import Array, Group, rms, split
 from attn_export.parity.yardstick import Progress
+from attn_export.precision import views
 from attn_export.reference import Case
 from attn_export.runtimes import ort_cpu, table
 from attn_export.runtimes.base import DEFAULTS, LoadOptions, Session
 from attn_export.runtimes.table import available
-from attn_export.sessions import STAND_IN, load, load_stand_in
+from attn_export.sessions import load, load_stand_in
 from attn_export.subject import declared, is_file, open_subject
 from attn_export.twins import refuse_twins
 
@@ -90,6 +91,7 @@ def verify(
         names = [ort_cpu.NAME]
     if not names:
         names, missing = available(list(dict.fromkeys(t["runtime"] for t in found.targets())))
+        names = views.labels(found, names)
     if missing and not names and not stand_ins:
         raise next(iter(missing.values()))
     if against is None:
@@ -97,25 +99,28 @@ def verify(
     else:
         drawn = draw_cases(found, str(against), request, progress)
     found, cases = drawn.bundle, drawn.cases
-    if rtol is not None and atol is not None:
-        groups = found.groups()
-        cases = [_overridden(case, groups[case.component], rtol, atol) for case in cases]
     options = LoadOptions(allow_fallback=allow_fallback)
 
     def result(name: str, stand_in: bool = False) -> RuntimeResult:
         progress(f"verifying on {name}")
+        one, runtime = views.view(found, name)
+        judged = views.allowances(one, runtime, cases)
+        if rtol is not None and atol is not None:
+            groups = found.groups()
+            judged = [_overridden(case, groups[case.component], rtol, atol) for case in judged]
         checked = verify_runtime(
-            found, name, cases, scores=scores, stand_in=stand_in, options=options
+            one, runtime, judged, scores=scores, stand_in=stand_in, options=options
         )
         if not bisect:
             return checked
-        return with_drift(found, name, checked, cases, progress, options, traced=against is None)
+        return with_drift(one, runtime, checked, judged, progress, options, traced=against is None)
 
     results = {name: result(name) for name in names}
     refuse_twins(results)
     if stand_ins:
-        for name in missing:
-            results[f"{name} (stand-in: {STAND_IN})"] = result(name, stand_in=True)
+        for name in views.labels(found, list(missing)):
+            seen = result(name, stand_in=True)
+            results[f"{name} (stand-in: {seen.runtime})"] = seen
     return Verification(
         tuple(case.name for case in cases),
         results,
@@ -215,7 +220,10 @@ def verify_runtime(
             mine = [case for case in cases if case.component == component]
             seen = [Seen(hook) for hook in scores]
             checked = list(check_session(bundle, loaded, mine, seen))
-            comparisons += checked or nothing_compared(bundle, component)
+            target = views.target_of(bundle, runtime, component)
+            comparisons += views.with_own_errors(target, mine, checked) or nothing_compared(
+                bundle, component
+            )
             scored |= {_label(bundle, component, s): s.mean() for s in seen if s.weights}
             for provider, nodes in loaded.placement().items():
                 placement[provider] = placement.get(provider, 0) + nodes
@@ -227,7 +235,9 @@ def verify_runtime(
                 metric = score(bundle, sessions)
             except RuntimeUnavailable as error:  # the answers are right; only the score is not told
                 unscored = str(error)
-    ran_on = STAND_IN if stand_in else runtime
+        finite = all(c.passed for _, c in comparisons)
+        bounds = views.check_bounds(bundle, sessions, runtime, cases, metric) if finite else ()
+    ran_on = views.stand_in_name(bundle, runtime) if stand_in else runtime
     return RuntimeResult(
         ran_on,
         tuple(comparisons),
@@ -238,6 +248,8 @@ def verify_runtime(
         scored,
         note,
         "; ".join(fallbacks),
+        precision=views.precision_of(bundle, runtime),
+        bounds=bounds,
     )
 
 

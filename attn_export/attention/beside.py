@@ -40,7 +40,12 @@ CHUNKS_ARE_FAST = NotLowerable(
 
 
 def lower_rotary(
-    model: ir.Model, runtime: str, version: str, sizes: Sizes, choice: str
+    model: ir.Model,
+    runtime: str,
+    version: str,
+    sizes: Sizes,
+    choice: str,
+    dtype: str | None = None,
 ) -> tuple[Beside, ...]:
     """Each rotary embedding of the main graph becomes one node where the runtime has the op.
 
@@ -55,7 +60,7 @@ def lower_rotary(
         for op in _rotary_ops(model, runtime, choice, rotation):
             signature = _rotary_signature(op, rotation)
             try:
-                _check(op, runtime, version, model, rotation.x)
+                _check(op, runtime, version, model, rotation.x, dtype)
                 rewrite = rotary_embedding.build(rotation, op)
                 for node in rewrite.nodes:
                     node.metadata_props[ROTATION] = name
@@ -117,6 +122,7 @@ def lower_linear(
     sizes: Sizes,
     choice: str,
     counted: Sequence[str],
+    dtype: str | None = None,
 ) -> tuple[Beside, ...]:
     """Each causal linear attention of the main graph becomes one LinearAttention node.
 
@@ -133,7 +139,7 @@ def lower_linear(
             recurrence = found.get(str(node.name)) or scan_recurrence(model, node)
             if recurrence is None:
                 continue
-            _lower_recurrence(model, recurrence, runtime, version, sizes, choice)
+            _lower_recurrence(model, recurrence, runtime, version, sizes, choice, dtype)
         except NotLowerable as reason:
             done[str(node.name)] = Beside(str(node.name), None, (reason,))
         else:
@@ -145,21 +151,29 @@ def lower_linear(
 
 
 def _lower_recurrence(
-    model: ir.Model, found: Recurrence, runtime: str, version: str, sizes: Sizes, choice: str
+    model: ir.Model,
+    found: Recurrence,
+    runtime: str,
+    version: str,
+    sizes: Sizes,
+    choice: str,
+    dtype: str | None,
 ) -> None:
     if choice in ("standard", "decomposed"):
         raise NotLowerable(Reason.NO_KERNEL, f"--lowering {choice} has no op for it")
-    _check(LINEAR_ATTENTION, runtime, version, model, found.query.value)
+    _check(LINEAR_ATTENTION, runtime, version, model, found.query.value, dtype)
     if found.form == CHUNKS and choice == "auto":
         raise CHUNKS_ARE_FAST
     apply(model, linear_attention.build(found), sizes)
 
 
-def _check(op: str, runtime: str, version: str, model: ir.Model, value: ir.Value) -> None:
-    """Raise NotLowerable where the runtime has no kernel of the op for the value's dtype."""
+def _check(
+    op: str, runtime: str, version: str, model: ir.Model, value: ir.Value, dtype: str | None
+) -> None:
+    """Raise NotLowerable where the runtime has no kernel of the op for `dtype`, or the value's."""
     if value.dtype is None:
         raise NotLowerable(Reason.UNKNOWN_SHAPE, "its dtype is unknown")
-    form = Form(dtype=value.dtype.numpy().name, opset=model.opset_imports.get("", 23))
+    form = Form(dtype=dtype or value.dtype.numpy().name, opset=model.opset_imports.get("", 23))
     refusal = why_not(op, runtime, version, form)
     if refusal is not None:
         raise NotLowerable(Reason(refusal.code), str(refusal))

@@ -15,8 +15,8 @@ WEIGHTS_OUTPUT = 3
 LEFT_TO_THE_KERNEL = (STANDARD_ATTENTION,)  # the other lowerings repair blocked rows themselves
 
 
-def form_of(site: Site, op: str, opset: int) -> Form:
-    """What `op` would have to compute.
+def form_of(site: Site, op: str, opset: int, dtype: str | None = None) -> Form:
+    """What `op` would have to compute; in the query's dtype unless another is named.
 
     A mask that says which keys a query may see says it to any op; only GroupQueryAttention, which
     is causal whatever its mask, must know that the site is.
@@ -30,7 +30,7 @@ def form_of(site: Site, op: str, opset: int) -> Form:
     flag = bool(site.node.attributes.get_int("is_causal", 0))
     cache = cache_of(site) if op != STANDARD_ATTENTION else None
     return Form(
-        dtype=query.dtype.numpy().name,
+        dtype=dtype or query.dtype.numpy().name,
         heads=site.heads,
         kv_heads=site.kv_heads,
         head_size=site.head_size,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -59,6 +59,8 @@ def lower(
     progress: Progress = lambda _: None,
     *,
     less_work: bool = True,
+    dtype: str | None = None,
+    without: Collection[str] = (),
 ) -> Account:
     """Replace each site of `model`, in place, by the first op that is legal there and proves equal.
 
@@ -67,6 +69,9 @@ def lower(
         sizes: values for the symbolic sizes, one mapping a proof case, the example's last.
         choice: one of CHOICES; anything but "auto" restricts the ops that are tried.
         less_work: take out what reaches no output, where that was measured to be faster.
+        dtype: what attention will be computed in, where that is not the graph's own: the graph is
+            converted afterwards, and the ops must have kernels for it.
+        without: ops that are not tried.
 
     Raises:
         UsageError: an unknown choice, or one that the runtime has no op for.
@@ -78,13 +83,13 @@ def lower(
     onnxruntime_owner()  # proofs run on it, whatever the graph is for
     version, _ = runtime_version(runtime)
     sums = [entry.partition(": ")[2] for entry in other if entry.startswith("linear: ")]
-    linear = lower_linear(model, runtime, version, sizes, choice, sums)
+    linear = lower_linear(model, runtime, version, sizes, choice, sums, dtype)
     canonical = canonicalise(model, counted, sizes)
     ungroup(model, sizes)
     work = fewer_tokens(model, sizes, _why_left(runtime, less_work))
     sites = find(model, canonical.refused)
     known = canonical.replaced | {str(site.node.name).removesuffix(GROUPED) for site in sites}
-    rotary = lower_rotary(model, runtime, version, sizes, choice)
+    rotary = lower_rotary(model, runtime, version, sizes, choice, dtype)
     proved: set[tuple[object, ...]] = set()
     outcomes = []
     for index, site in enumerate(sites):
@@ -93,7 +98,9 @@ def lower(
         if is_fused(site.node):
             outcome = _as_given(site, runtime)
         elif refusal is None:
-            outcome = _lower_site(model, site, runtime, version, sizes, choice, proved)
+            outcome = _lower_site(
+                model, site, runtime, version, sizes, choice, proved, dtype, without
+            )
         else:
             outcome = Outcome(site, None, "refused", (refusal,))
         outcomes.append(replace(outcome, example_tokens=_tokens(site, sizes)))
@@ -164,17 +171,19 @@ def _lower_site(
     sizes: Sequence[Mapping[str, int]],
     choice: str,
     proved: set[tuple[object, ...]],
+    dtype: str | None,
+    without: Collection[str],
 ) -> Outcome:
     opset = model.opset_imports.get("", 23)
     try:
-        form = form_of(site, "", opset)
+        form = form_of(site, "", opset, dtype)
     except NotLowerable as unknown:
         return Outcome(site, None, "refused", (unknown,))
-    wanted = candidates(runtime, choice, form)
+    wanted = tuple(op for op in candidates(runtime, choice, form) if op not in without)
     reasons: dict[str, NotLowerable] = {}
     # A site that no fused op takes is decomposed, since its own node may not run on the runtime.
     for op in dict.fromkeys([*wanted, decomposed.NAME]):
-        if not _take(model, op, site, runtime, version, sizes, proved, reasons):
+        if not _take(model, op, site, runtime, version, sizes, proved, reasons, dtype):
             continue
         status: Status = "lowered"
         rule = ""
@@ -197,6 +206,7 @@ def _take(
     sizes: Sequence[Mapping[str, int]],
     proved: set[tuple[object, ...]],
     reasons: dict[str, NotLowerable],
+    dtype: str | None,
 ) -> bool:
     """Whether an op took the site, with its lengths if it has some, or else with its dense mask."""
     lengths = site.mask == "lengths" and op != decomposed.NAME
@@ -208,7 +218,7 @@ def _take(
         try:
             if op.startswith(CONTRIB) and not (way.head_size and way.v_head_size):
                 raise NotLowerable(Reason.HEADS, "its head size is not fixed")
-            form = form_of(way, op, model.opset_imports.get("", 23))
+            form = form_of(way, op, model.opset_imports.get("", 23), dtype)
             if refusal := why_not(op, runtime, version, form):
                 raise NotLowerable(Reason(refusal.code), str(refusal))
             apply(model, build(way), sizes, brief=signature in proved)

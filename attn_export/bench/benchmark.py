@@ -15,6 +15,7 @@ from attn_export.bench.process import WorkerProcess
 from attn_export.bench.result import Benchmark, Timing
 from attn_export.bench.stats import FEWEST_ROUNDS, summarize_rounds
 from attn_export.errors import RuntimeUnavailable, UsageError
+from attn_export.precision import views
 from attn_export.runtimes import torch_eager
 from attn_export.runtimes.table import available
 from attn_export.runtimes.threads import cores
@@ -61,6 +62,7 @@ def benchmark(
     wanted, missing = list(runtimes), dict[str, RuntimeUnavailable]()
     if not wanted:
         wanted, missing = available(list(dict.fromkeys(t["runtime"] for t in found.targets())))
+        wanted = views.labels(found, wanted)
     if missing and not wanted:
         raise next(iter(missing.values()))
     if baseline is None and torch_eager.availability().ok:
@@ -137,6 +139,8 @@ class Row:
             flops=self.work.get("flops"),
             uncounted=self.work.get("uncounted", {}),
             peak_gflops=self.peak_gflops,
+            precision=self.check.get("precision", "fp32"),
+            accuracy=self.check.get("accuracy", ""),
         )
 
 

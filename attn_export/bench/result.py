@@ -28,6 +28,8 @@ class Timing:
         flops: of the matrix products of one call; None where it was not counted.
         uncounted: products whose sizes are not known, as operator to how many.
         peak_gflops: of one large matrix product on this runtime, with the same threads.
+        precision: what its graph is computed in.
+        accuracy: in words, where a bundle has more than float32.
     """
 
     rounds: Sequence[Sequence[float]]
@@ -40,6 +42,8 @@ class Timing:
     flops: int | None = None
     uncounted: Mapping[str, int] = field(default_factory=dict)
     peak_gflops: float | None = None
+    precision: str = "fp32"
+    accuracy: str = ""
 
     @property
     def latency(self) -> Latency | None:
@@ -75,6 +79,8 @@ class Timing:
             "peak_gflops": self.peak_gflops,
             "share_of_peak": share,
             "placement": dict(self.placement),
+            "precision": self.precision,
+            "accuracy": self.accuracy,
             "parity": {"passed": not self.failures, "failures": list(self.failures)},
         }
 

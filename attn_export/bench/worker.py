@@ -5,7 +5,8 @@ Reads one JSON request a line from stdin and answers each with one JSON line on 
 was started with; whatever a library prints goes to stderr. A batch of null is the case's own.
 
     {"do": "load", "allow_fallback": A}     -> {"first_ms", "load_ms"}: import, load and answer once
-    {"do": "check", "batch": B}             -> {"passed", "failures", "placement"}
+    {"do": "check", "batch": B}             -> {"passed", "failures", "placement"},
+                                               "precision" and "accuracy"
     {"do": "run", "seconds": S, "batch": B} -> {"ms": [...]}
     {"do": "memory"}                        -> {"peak_rss_mb"}
     {"do": "work", "batch": B}              -> {"flops", "uncounted"}
@@ -31,6 +32,9 @@ from attn_export.bench import products, torch_products
 from attn_export.bench.batches import with_batch
 from attn_export.bench.roofline import peak_gflops
 from attn_export.errors import AttnExportError
+from attn_export.precision import views
+from attn_export.precision.scored import scored
+from attn_export.precision.stored import native
 from attn_export.reference import Case
 from attn_export.runtimes import torch_eager
 from attn_export.runtimes.base import LoadOptions, Session
@@ -49,9 +53,10 @@ class Worker:
         case: str,
         source: str | None = None,
     ) -> None:
-        self.bundle = bundles.read(Path(folder))
-        self.runtime, self.component, self.threads = runtime, component, threads
-        self.cases = [c for c in self.bundle.cases() if c.component == component]
+        self.bundle, self.runtime = views.view(bundles.read(Path(folder)), runtime)
+        self.component, self.threads = component, threads
+        cases = views.allowances(self.bundle, self.runtime, self.bundle.cases())
+        self.cases = [c for c in cases if c.component == component]
         self.timed: dict[int | None, Case] = {None: next(c for c in self.cases if c.name == case)}
         self.source = source
         self.session: Session | None = None
@@ -81,23 +86,31 @@ class Worker:
         cases = self.cases if batch is None else [self._case(batch)]
         found = list(check_session(self.bundle, self.session, cases))
         failures = [f"{case}, {c.output}: {c.problem}" for case, c in found if not c.passed]
+        exact: dict[str, Any] = {}
+        if not failures:
+            compared = [c for _, c in found]
+            exact = scored(
+                self.bundle, self.runtime, self.component, self.session, self.cases, compared
+            )
+            failures += exact.pop("broken")
         return {
             "passed": bool(found) and not failures,
             "failures": failures,
             "placement": self.session.placement(),
+            **exact,
         }
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
         """At least one call. The first of several is not told: it finds the caches used by others,
         and their threads still spinning."""
         assert self.session is not None
-        inputs = self._case(request.get("batch")).inputs
         times: list[float] = []
+        session, inputs = native(self.session, self._case(request.get("batch")).inputs)
         until = time.perf_counter() + float(request["seconds"])
         gc.disable()
         while not times or time.perf_counter() < until:
             start = time.perf_counter()
-            self.session.run(inputs)
+            session.run(inputs)
             times.append((time.perf_counter() - start) * 1e3)
         gc.enable()
         return {"ms": times[1:] or times}

@@ -13,6 +13,7 @@ from attn_export.bench.result import Benchmark, Timing
 from attn_export.bench.stats import P99_RUNS
 from attn_export.cli.plain_table import plain_table
 from attn_export.cli.tables import unavailable_lines
+from attn_export.precision.speed import precision_lines
 
 COLORS = {"slower": "red", "faster": "green", "same": "default"}
 
@@ -21,7 +22,8 @@ def print_benchmark(console: Console, result: Benchmark) -> None:
     """A table for each batch size, and the lines that belong below."""
     for timings in result.all_timings():
         console.print(bench_table(result, timings))
-    lines = [*noise_lines(result), *work_lines(result), *place_lines(result)]
+    lines = [*precision_lines(result), *noise_lines(result)]
+    lines += [*work_lines(result), *place_lines(result)]
     for line in [*lines, *unavailable_lines(result.unavailable, "timed")]:
         console.print(line)
 

@@ -38,6 +38,8 @@ def command(
     right_padded: tuple[str, ...],
     compare: dict[str, str],
     masked: dict[str, str],
+    metric_bounds: tuple[str, ...],
+    io_dtype: str,
     requirement: Requirement,
     output: Output,
 ) -> None:
@@ -60,6 +62,8 @@ def command(
         less_work=not keep_work,
         compare=compare,
         masked=masked,
+        metric_bounds=metric_bounds,
+        io_dtype=io_dtype,
     )
     with output.progress() as progress:
         outcome = export_and_verify(source, folder, options, progress)

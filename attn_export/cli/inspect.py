@@ -21,6 +21,7 @@ from attn_export.requirement import Requirement
 @click.option("--target", help="What the sites would become on: cpu, unless --runtime is given.")
 @click.option("--runtime", metavar="RUNTIME",
               help="Run a bundle there: where each site went, and by which kernel.")  # fmt: skip
+@click.option("--precision", help="fp32, fp16, bf16 or int8; of a bundle, the one it has.")
 @right_padded_option
 @requirement_options
 @output_options
@@ -28,16 +29,21 @@ def command(
     model: str,
     target: str | None,
     runtime: str | None,
+    precision: str | None,
     right_padded: tuple[str, ...],
     requirement: Requirement,
     output: Output,
 ) -> None:
     """List the attention sites of MODEL: a bundle, an .onnx file or a source."""
     from attn_export.cli.tables import print_account, print_placement
+    from attn_export.precision.names import parse_precisions
+
+    if precision is not None:
+        (precision, *_) = parse_precisions(precision)
 
     with output.progress() as progress:
         if runtime is None:
-            accounts = _accounts(model, target or "cpu", right_padded, progress)
+            accounts = _accounts(model, target or "cpu", precision, right_padded, progress)
         else:
             accounts = _accounts_on(model, target, runtime, progress)
     for account in accounts:
@@ -80,19 +86,26 @@ def _accounts_on(
 
 
 def _account(model: str, row: dict[str, Any]) -> dict[str, Any]:
-    keys = (
+    keys = [
         "sites", "total", "recognised", "lowered", "refused", "other", "rotary", "linear", "work",
-    )  # fmt: skip
+    ]  # fmt: skip
+    if row["precision"] != "fp32":
+        keys += ["precision", "kept_float32", "io"]
     return {"model": f"{model}/{row['file']}", **{key: row[key] for key in keys if key in row}}
 
 
 def _accounts(
-    model: str, target: str, right_padded: tuple[str, ...], progress: Any
+    model: str,
+    target: str,
+    precision: str | None,
+    right_padded: tuple[str, ...],
+    progress: Any,
 ) -> list[dict[str, Any]]:
     path = Path(model)
     if path.is_dir():
         from attn_export.bundle import read
         from attn_export.errors import UsageError
+        from attn_export.precision.names import rows_of, target_name
 
         if right_padded:
             raise UsageError(
@@ -100,10 +113,11 @@ def _accounts(
                 "leave it out",
             )
         bundle = read(path)
-        rows = [row for row in bundle.targets() if row["name"] == target]
+        rows = rows_of(bundle.targets(), target, precision)
         if not rows:
             have = ", ".join(dict.fromkeys(row["name"] for row in bundle.targets()))
-            raise UsageError(f"the bundle has no target '{target}'", f"its targets are {have}")
+            wanted = target_name(target, precision or "fp32")
+            raise UsageError(f"the bundle has no target '{wanted}'", f"its targets are {have}")
         return [_account(model, row) for row in rows]
     from attn_export.extras import require
 
@@ -111,7 +125,7 @@ def _accounts(
     if path.suffix == ".onnx":
         from attn_export.inspection import inspect_file
 
-        return [inspect_file(path, target, progress, right_padded)]
+        return [inspect_file(path, target, progress, right_padded, precision or "fp32")]
     from attn_export.inspection import inspect_source
 
-    return inspect_source(model, target, progress, right_padded)
+    return inspect_source(model, target, progress, right_padded, precision or "fp32")

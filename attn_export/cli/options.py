@@ -76,7 +76,13 @@ def export_options(command: Command) -> Command:
     options = (
         click.option("--target", "targets", default="cpu", show_default=True, metavar="T[,T]...",
                      help="What to make graphs for: cpu, cuda, tensorrt, openvino, web."),
-        click.option("--precision", default="fp32", show_default=True, help="fp32."),
+        click.option("--precision", default="fp32", show_default=True, metavar="P[,P]...",
+                     help="fp32, fp16, bf16, int8: each target gets a graph in each."),
+        click.option("--metric-bound", "metric_bounds", multiple=True, metavar="NAME=VALUE",
+                     help="How much worse int8, or what PyTorch cannot judge, may be: top1, cosine"
+                     " or sqnr at least, top1-drop, map50-drop or exact-match-drop at most."),
+        click.option("--io-dtype", type=click.Choice(["fp32", "fp16"]), default="fp32",
+                     show_default=True, help="Inputs and outputs of fp16 graphs; caches are fp16."),
         click.option("--overwrite", is_flag=True, help="Replace a bundle that exists."),
         click.option("--dynamic", multiple=True, metavar="INPUT=AXIS:MIN..MAX",
                      help="An axis whose size may differ from call to call."),

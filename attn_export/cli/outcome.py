@@ -6,6 +6,7 @@ from attn_export.cli import tables
 from attn_export.cli.bench_tables import print_benchmark
 from attn_export.cli.options import Output
 from attn_export.pipeline import Outcome
+from attn_export.precision.speed import judged_lines
 from attn_export.requirement import Requirement
 
 
@@ -23,7 +24,8 @@ def report(outcome: Outcome, requirement: Requirement, output: Output) -> None:
         for line in tables.other_lines(target):
             console.print(line)
     console.print(tables.parity_table(outcome.verification))
-    lines = tables.unavailable_lines(outcome.verification.unavailable, "run")
+    lines = [*judged_lines(targets), *tables.bound_lines(outcome.verification)]
+    lines += tables.unavailable_lines(outcome.verification.unavailable, "run")
     for line in [
         *tables.drift_lines(outcome.verification),
         *tables.parity_lines(outcome.verification),

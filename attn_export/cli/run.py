@@ -44,6 +44,8 @@ def command(
     masked: dict[str, str],
     allow_fallback: bool,
     right_padded: tuple[str, ...],
+    metric_bounds: tuple[str, ...],
+    io_dtype: str,
     requirement: Requirement,
     output: Output,
 ) -> None:
@@ -66,6 +68,8 @@ def command(
         less_work=not keep_work,
         compare=compare,
         masked=masked,
+        metric_bounds=metric_bounds,
+        io_dtype=io_dtype,
     )
     with output.progress() as progress:
         outcome = run(source, folder or fresh_folder(source), options, seconds, progress)

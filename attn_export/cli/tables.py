@@ -45,6 +45,10 @@ def print_account(console: Console, account: Mapping[str, Any], notes: Sequence[
     sites = account["sites"]
     for reason in sorted({s["reason"] for s in sites if s["status"] == "lowered" and s["reason"]}):
         console.print(f"{reason[0].upper()}{reason[1:]}")
+    if account.get("precision", "fp32") != "fp32":
+        console.print(f"Precision: {account['precision']}")
+    for row in account.get("kept_float32", ()):
+        console.print(f"Kept in float32: {row['node']} ({row['op']}) {row['why']}", markup=False)
     for note in notes:
         console.print(f"Note: {note}.")
 
@@ -98,6 +102,7 @@ def parity_table(
         for output, worst in runtime.worst().items():
             label = output if worst.group == "all" else f"{output} ({worst.group})"
             share = f"{worst.max_abs / worst.allowed:.0%}" if worst.allowed else "exact"
+            share = "see bounds" if worst.allowed == float("inf") else share
             passed, problem = "[green]passed[/]", f"[red]FAILED[/] {escape(worst.problem)}"
             details = [
                 f"{worst.mean_abs:.2e}", f"{worst.sqnr_db:.1f}", f"{worst.smallest_rtol:.2e}",
@@ -151,6 +156,15 @@ def drift_lines(result: Verification) -> list[str]:
         told += [f"{runtime.undrifted}."] if runtime.undrifted else []
         lines += [escape(f"{name}: {line}") for line in told]
     return lines
+
+
+def bound_lines(result: Verification) -> list[str]:
+    """The declared bounds of each runtime, with what was found."""
+    return [
+        f"{name}: {row.bound.words}, found {row.found:.6g}, {'kept' if row.passed else 'NOT KEPT'}"
+        for name, runtime in result.runtimes.items()
+        for row in runtime.bounds
+    ]
 
 
 def unavailable_lines(reasons: Mapping[str, str], left_out: str) -> list[str]:

@@ -53,6 +53,7 @@ def command(
     """Compare runtimes with the PyTorch outputs that MODEL, a bundle, carries, without PyTorch; or
     a bundle or an .onnx file with another source of answers (--against)."""
     from attn_export.cli.tables import (
+        bound_lines,
         drift_lines,
         fallback_lines,
         parity_lines,
@@ -86,6 +87,7 @@ def command(
         *drift_lines(result),
         *parity_lines(result),
         *fallback_lines(result),
+        *bound_lines(result),
         *unavailable_lines(result.unavailable, "checked"),
     ]
     for line in lines:

@@ -38,12 +38,14 @@ class Metric:
         output: the output that is scored.
         inputs: input name to a stack of samples; the leading axis runs over samples.
         target: the right answers, one row a sample.
+        drop: how much the score may fall in another precision than float32.
     """
 
     kind: str
     output: str
     inputs: Mapping[str, Tensor]
     target: Tensor
+    drop: float | None = None
 
 
 Draw = Callable[[torch.Generator, Mapping[str, int], bool], dict[str, Tensor]]

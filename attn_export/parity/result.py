@@ -11,6 +11,7 @@ import numpy as np
 from attn_export.errors import CheckFailed
 from attn_export.parity.compare import Comparison
 from attn_export.parity.drift import Drift
+from attn_export.precision.bounds import Checked
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class RuntimeResult:
         comparisons: (case, comparison) of every group of every output of every case.
         metric: the bundle's task score on this runtime; None where the bundle has none, or where
             the answers are wrong anyway.
+        precision: what the graphs are computed in.
+        bounds: declared bounds, and what was found.
         stands_in_for: the runtime that the graph is for, where another one ran it.
         scores: `verify --metric` -> its value; how far the answers agree with the reference's.
         note: what was not compared, and why.
@@ -40,23 +43,33 @@ class RuntimeResult:
     fallback: str = ""
     drift: Drift | None = None
     undrifted: str = ""
+    precision: str = "fp32"
+    bounds: tuple[Checked, ...] = ()
 
     @property
     def passed(self) -> bool:
-        return bool(self.comparisons) and all(c.passed for _, c in self.comparisons)
+        judged = [c for _, c in self.comparisons]
+        return bool(judged) and all(c.passed for c in judged) and self._bounds_hold
+
+    @property
+    def _bounds_hold(self) -> bool:
+        return all(found.passed for found in self.bounds)
 
     @property
     def failures(self) -> list[str]:
         """One line for each comparison that failed."""
         if not self.comparisons:
             return ["nothing was compared"]
-        return [_told(case, c) for case, c in self.comparisons if not c.passed]
+        told = [_told(case, c) for case, c in self.comparisons if not c.passed]
+        return told + [found.problem for found in self.bounds if not found.passed]
 
     @property
     def worst_failure(self) -> str:
         """The failure that went furthest beyond its allowance: output, place and size."""
         failed = [(case, c) for case, c in self.comparisons if not c.passed]
-        return _told(*max(failed, key=lambda found: _strain(found[1]))) if failed else ""
+        if not failed:
+            return next((found.problem for found in self.bounds if not found.passed), "")
+        return _told(*max(failed, key=lambda found: _strain(found[1])))
 
     def worst(self) -> dict[str, Comparison]:
         """For each output, the comparison that came closest to its allowance, or went furthest."""
@@ -78,6 +91,8 @@ class RuntimeResult:
             "metrics": {name: _finite(value) for name, value in self.scores.items()},
             "note": self.note,
             "fallback": self.fallback,
+            "precision": self.precision,
+            "bounds": [found.to_json() for found in self.bounds],
             "failures": self.failures if not self.passed else [],
             "first_drift": self.drift.to_json() if self.drift else None,
         }

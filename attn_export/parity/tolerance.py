@@ -20,6 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 
 FACTOR = 8.0
 FLOOR = 64.0
+HALF_FLOOR = 8.0  # 64 roundings of float16 would be 6 % of the output, far above what is seen
 
 Array = NDArray[np.generic]
 
@@ -67,25 +68,36 @@ def _tiles(array: Array, groups: Sequence[Group]) -> bool:
     )
 
 
-def allowed_error(reference: Array, truth: Array | None) -> float:
+def allowed_error(
+    reference: Array, truth: Array | None, *, dtype: DTypeLike | None = None, floor: float = FLOOR
+) -> float:
     """The largest absolute difference from `reference` that still counts as its answer.
 
     Args:
         reference: what PyTorch computed, in the precision that is judged.
         truth: the same in float64; None where it could not be computed, and then only the floor
             applies, with the reference itself for its scale.
+        dtype: what the reference was computed in, where that is not the dtype it is stored in.
+        floor: how many roundings of that dtype are always allowed.
 
     Integers and booleans must be equal: 0.
     """
     if reference.dtype.kind in "biu":
         return 0.0
-    eps = float(np.finfo(np.dtype(reference.dtype.name)).eps)
+    eps = epsilon(reference.dtype if dtype is None else dtype)
     scale = np.asarray(reference if truth is None else truth, dtype=np.float64)
     finite = scale[np.isfinite(scale)]
-    floor = FLOOR * eps * rms(finite)
+    least = floor * eps * rms(finite)
     if truth is None:
-        return floor
-    return max(FACTOR * max_abs(np.asarray(reference, np.float64), scale), floor)
+        return least
+    return max(FACTOR * max_abs(np.asarray(reference, np.float64), scale), least)
+
+
+def epsilon(dtype: DTypeLike) -> float:
+    """The spacing of numbers at 1; of bfloat16, which numpy alone does not have, too."""
+    if str(dtype) == "bfloat16":
+        return 2.0**-7
+    return float(np.finfo(np.dtype(dtype)).eps)
 
 
 def rounded(array: Array, dtype: DTypeLike, seed: int) -> Array:

@@ -9,6 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from attn_export.bench.result import Benchmark
 from attn_export.parity.result import Verification
+from attn_export.precision.speed import judged_lines, precision_lines
 
 
 def render(
@@ -29,4 +30,6 @@ def render(
         verify=verification.to_json(),
         bench=bench,
         slowest=max(medians, default=None),
+        judged=judged_lines(manifest["targets"]),
+        precisions=precision_lines(benchmark) if benchmark else [],
     )
