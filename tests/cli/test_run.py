@@ -119,7 +119,7 @@ def test_a_users_own_model_runs_end_to_end(cli: Cli, user_model: Path) -> None:
     assert shown["bundle"] == "build-bundle"
     assert shown["targets"][0]["total"] == shown["targets"][0]["lowered"] == 1
     assert shown["verify"]["cases"] == [
-        "batch=1 tokens_1=2", "batch=3 tokens_1=6", "batch=2 tokens_1=5",
+        "batch=1 tokens_1=2", "batch=3 tokens_1=6", "batch=2 tokens_1=5", "batch=1 tokens_1=9",
     ]  # fmt: skip
     assert shown["bench"]["runtimes"]["torch"]["parity"]["passed"]
     assert shown["notes"] == ["the module was in train mode; it is exported in eval mode"]
