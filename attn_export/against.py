@@ -7,53 +7,20 @@ masks with holes. What the two sides call differently, or do not share, is said 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export import bundle as bundles
-from attn_export.errors import AttnExportError, UsageError
+from attn_export.drawn import MIXED, Drawn, Request, mixes, mixing, with_batch
+from attn_export.errors import UsageError
 from attn_export.extras import require
-from attn_export.parity.judge import judge
-from attn_export.parity.rules import Rule
-from attn_export.parity.tolerance import Array
-from attn_export.reference import Case
 from attn_export.subject import COMPONENT, declared, entries, is_file, with_rules
 
 if TYPE_CHECKING:
     from attn_export.onnx_file import OnnxFile
-    from attn_export.runtimes.base import Session
 
 Progress = Callable[[str], None]
-
-
-@dataclass
-class Drawn:
-    """What a model is verified with.
-
-    Attributes:
-        bundle: the model, with the rules by which its outputs are compared.
-        reference: whose answers the cases hold, in words.
-        seed: what the cases were drawn with, where that is known.
-        notes: what was left out or assumed.
-    """
-
-    bundle: bundles.Bundle
-    cases: list[Case]
-    reference: str
-    seed: int | None
-    notes: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Request:
-    """What `verify --against` takes beside the source."""
-
-    seed: int = 0
-    compare: Mapping[str, Rule] = field(default_factory=dict)
-    masked: Mapping[str, str] = field(default_factory=dict)
-    inputs: Sequence[str] = ()
-    dynamic: Sequence[str] = ()
 
 
 def draw_cases(
@@ -142,9 +109,6 @@ def _of_file(bundle: bundles.Bundle, path: Path, request: Request, progress: Pro
     return Drawn(bundle, cases, path.name, request.seed, [*file.notes, *found.notes])
 
 
-MIXED = "axis 0 is no batch of independent rows, {} mixes them, so no row was run alone"
-
-
 def _fixed_sizes(file: OnnxFile, inputs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Symbols of a file whose size the verified model fixes."""
     given = {entry["name"]: entry["shape"] for entry in inputs}
@@ -154,46 +118,3 @@ def _fixed_sizes(file: OnnxFile, inputs: Sequence[Mapping[str, Any]]) -> dict[st
         for size, other in zip(value.shape or (), given.get(str(value.name), ()), strict=False)
         if not isinstance(size, int) and isinstance(other, int)
     }
-
-
-def with_batch(bundle: bundles.Bundle, cases: Sequence[Case]) -> bundles.Bundle:
-    """A file's axis 0 called "batch" where it is one: of one size in all inputs and outputs."""
-    given = {entry["shape"][0] for entry in bundle.manifest["inputs"] if entry["shape"]}
-    whole = all(entry["shape"] for entry in bundle.manifest["inputs"])
-    sizes = [{_rows(a) for a in (*case.inputs.values(), *case.outputs.values())} for case in cases]
-    one = all(len(found) == 1 and None not in found for found in sizes)
-    if not (whole and one and all(isinstance(size, str) for size in given)):
-        return bundle
-    changed = {
-        key: [{**entry, "shape": ["batch", *entry["shape"][1:]]} for entry in bundle.manifest[key]]
-        for key in ("inputs", "outputs")
-    }
-    return replace(bundle, manifest={**bundle.manifest, **changed})
-
-
-def _rows(array: Array) -> int | None:
-    return array.shape[0] if array.ndim else None
-
-
-def mixes(session: Session, cases: Sequence[Case], rules: Mapping[str, Rule]) -> bool:
-    """Whether the reference itself answers a row of a batch otherwise than that row alone."""
-    for case in cases:
-        size = next((_rows(array) or 0 for array in case.inputs.values()), 0)
-        if size < 2 or any(_rows(array) != size for array in case.outputs.values()):
-            continue
-        parts = (case.inputs, case.outputs, case.truth)
-        rows = ({name: array[:1] for name, array in part.items()} for part in parts)
-        inputs, outputs, truth = rows
-        first = Case(case.name, case.component, inputs, outputs, truth, case.allowed)
-        try:
-            alone = session.run(first.inputs)
-        except AttnExportError:  # it has no such size: then no batch, or a fixed one
-            return True
-        return any(not result.passed for result in judge(alone, first, rules))
-    return False
-
-
-def mixing(bundle: bundles.Bundle, components: Sequence[str]) -> bundles.Bundle:
-    """The bundle with components whose rows depend on one another."""
-    found = [*bundle.manifest.get("rows_mix", ()), *components]
-    return replace(bundle, manifest={**bundle.manifest, "rows_mix": found})

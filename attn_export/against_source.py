@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from attn_export import bundle as bundles
-from attn_export.against import MIXED, Drawn, Request, mixing, with_batch
+from attn_export.drawn import MIXED, Drawn, Request, mixing, with_batch
 from attn_export.errors import ExportError, UsageError
 from attn_export.exporter import completed, exporter_state
 from attn_export.models.spec import Axis, ExportSpec

@@ -11,7 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from attn_export import assert_parity, verify
-from attn_export.against import Request, draw_cases
+from attn_export.against import draw_cases
+from attn_export.drawn import Request
 from attn_export.errors import CheckFailed, ExportError, UsageError
 from attn_export.subject import of_file
 from tests.boundary import Cli

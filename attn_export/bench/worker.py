@@ -31,6 +31,7 @@ from attn_export import bundle as bundles
 from attn_export.bench import products, torch_products
 from attn_export.bench.batches import with_batch
 from attn_export.bench.roofline import peak_gflops
+from attn_export.checking import check_session
 from attn_export.errors import AttnExportError
 from attn_export.precision import views
 from attn_export.precision.scored import scored
@@ -40,7 +41,6 @@ from attn_export.runtimes import torch_eager
 from attn_export.runtimes.base import LoadOptions, Session
 from attn_export.runtimes.table import MODULE_RUNTIMES, find, require
 from attn_export.sessions import load
-from attn_export.verification import check_session
 
 
 class Worker:

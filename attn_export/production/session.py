@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attn_export.bundle import Bundle
+from attn_export.checking import check_session, nothing_compared
 from attn_export.errors import InputError, UsageError
 from attn_export.parity.compare import Comparison
 from attn_export.parity.generate import steps
@@ -18,7 +19,6 @@ from attn_export.production.choice import Choice
 from attn_export.production.gate import Gate
 from attn_export.production.inputs import Signature, as_arrays
 from attn_export.runtimes.base import Arrays, Session, TensorSpec
-from attn_export.verification import check_session, nothing_compared
 
 
 class BundleSession:
