@@ -12,8 +12,9 @@ from attn_export.errors import ExportError, UsageError
 from attn_export.exporter import completed, exporter_state
 from attn_export.models.spec import Axis, ExportSpec
 from attn_export.models.spec import Group as SpecGroup
-from attn_export.parity.cases import build_cases, draw, example_sizes, rules_of
+from attn_export.parity.cases import build_cases, rules_of
 from attn_export.parity.caveats import fast_path_note, rows_mix
+from attn_export.parity.drawing import draw, example_sizes
 from attn_export.reference import Case
 from attn_export.source import Source, eval_mode, resolve, restore_mode
 from attn_export.subject import COMPONENT, declared, entries, is_file, with_rules

@@ -15,8 +15,9 @@ from attn_export.capability import TARGET_RUNTIMES
 from attn_export.errors import ExportError, RuntimeUnavailable, UsageError
 from attn_export.exporter import Graph, to_onnx
 from attn_export.models.spec import ExportSpec, Metric
-from attn_export.parity.cases import build_cases, rules_of, run, run_arrays
+from attn_export.parity.cases import build_cases, rules_of
 from attn_export.parity.caveats import fast_path_note, rows_mix
+from attn_export.parity.eager import run, run_arrays
 from attn_export.parity.metrics import KINDS, evaluate, write_metric
 from attn_export.parity.rules import check_rules
 from attn_export.parity.tolerance import Group

@@ -82,7 +82,7 @@ def inspect_source(
 ) -> list[dict[str, Any]]:
     """The sites of a PyTorch model, exported in memory, one account a component."""
     from attn_export.exporter import to_onnx
-    from attn_export.parity.cases import sizes_of
+    from attn_export.parity.drawing import sizes_of
     from attn_export.source import eval_mode, promise, resolve, restore_mode
 
     runtime = runtime_of(target, precision)

@@ -24,8 +24,9 @@ from attn_export.attention.lowering import lower
 from attn_export.capability import TARGET_RUNTIMES
 from attn_export.errors import AttnExportError, one_line
 from attn_export.exporter import Graph, convert, exporter_state, finish, trace
-from attn_export.parity.cases import build_cases, sizes_of
+from attn_export.parity.cases import build_cases
 from attn_export.parity.caveats import CLEAR
+from attn_export.parity.drawing import sizes_of
 from attn_export.parity.tolerance import Array
 from attn_export.reference import Case
 from attn_export.runtimes import ort_cpu

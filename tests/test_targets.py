@@ -18,7 +18,7 @@ from attn_export.capability import STANDARD_ATTENTION
 from attn_export.errors import RuntimeUnavailable, UsageError
 from attn_export.exporter import Graph, to_onnx
 from attn_export.models.spec import ExportSpec
-from attn_export.parity.cases import sizes_of
+from attn_export.parity.drawing import sizes_of
 from attn_export.pipeline import Options, Outcome, export_and_verify
 from attn_export.runtimes import openvino
 from tests.attention.graphs import BATCH

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attn_export.models.spec import ExportSpec
-from attn_export.parity.cases import run
+from attn_export.parity.eager import run
 from attn_export.parity.tolerance import Array
 from attn_export.reference import Case
 

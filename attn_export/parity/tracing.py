@@ -19,7 +19,7 @@ from torch.export.graph_signature import InputKind
 from attn_export.errors import one_line
 from attn_export.exporter import Graph
 from attn_export.models.spec import ExportSpec
-from attn_export.parity.cases import fast_path
+from attn_export.parity.eager import fast_path
 from attn_export.parity.tolerance import Array
 from attn_export.parity.trace import Expected, Trace, expect, samples_for
 from attn_export.reference import Case

@@ -18,7 +18,7 @@ from attn_export.capability import TARGETS, Target
 from attn_export.capability.kernels import CUDA
 from attn_export.exporter import Graph
 from attn_export.models.spec import ExportSpec
-from attn_export.parity.cases import sizes_of
+from attn_export.parity.drawing import sizes_of
 from attn_export.parity.tolerance import Array, Group
 from attn_export.precision.half import make_half
 from attn_export.precision.int8 import quantise

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from attn_export.errors import one_line
 from attn_export.models.spec import ExportSpec
 from attn_export.outputs import named_tensors
-from attn_export.parity.cases import fast_path
 from attn_export.parity.detections import align, score_allowance
+from attn_export.parity.eager import fast_path
 from attn_export.parity.tolerance import (
     FACTOR,
     HALF_FLOOR,

@@ -12,7 +12,7 @@ from attn_export.attention.data import depends_on_input
 from attn_export.attention.lowering import lower
 from attn_export.exporter import to_onnx
 from attn_export.models.spec import ExportSpec
-from attn_export.parity.cases import sizes_of
+from attn_export.parity.drawing import sizes_of
 from tests.attention import modules as m
 from tests.attention.graphs import SIZES, exported, seeded
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from attn_export.attention.lowering import lower
 from attn_export.errors import UsageError
-from attn_export.parity.cases import sizes_of
+from attn_export.parity.drawing import sizes_of
 from tests.attention import modules as m
 from tests.attention.graphs import SIZES, exported, op_types, run, seeded
 

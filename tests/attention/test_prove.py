@@ -13,7 +13,7 @@ from attn_export.attention.find import find
 from attn_export.attention.lower import contrib_attention
 from attn_export.attention.lower.rewrite import Rewrite
 from attn_export.attention.site import Site
-from attn_export.parity.cases import sizes_of
+from attn_export.parity.drawing import sizes_of
 from tests.attention import modules as m
 from tests.attention.graphs import SIZES, exported, op_types, run, seeded
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from attn_export.errors import ExportError
 from attn_export.models.spec import Axis, ExportSpec
-from attn_export.parity.cases import build_cases, draw, ends_of, is_mask, sizes_of
+from attn_export.parity.cases import build_cases
+from attn_export.parity.drawing import draw, ends_of, is_mask, sizes_of
 from attn_export.parity.tolerance import Group
 
 

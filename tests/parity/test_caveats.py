@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attn_export.build import export
 from attn_export.models.spec import Axis, ExportSpec
-from attn_export.parity.cases import draw
+from attn_export.parity.drawing import draw
 from attn_export.source import Source
 from attn_export.verification import verify
 

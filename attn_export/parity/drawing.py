@@ -1,0 +1,127 @@
+"""Sizes and inputs that PyTorch is run with: several of each range, masked and unmasked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from attn_export import right_padded
+from attn_export.models.spec import Axis, ExportSpec
+
+SIZES = {"batch": (1, 3, 2), "other": (7, 12, 5)}
+LARGEST = 1024  # positions of a case at the upper end of the declared lengths
+
+
+def sizes_of(spec: ExportSpec) -> list[dict[str, int]]:
+    """Two to four assignments of sizes to the dynamic axes, batch 1 and 3 among them.
+
+    The first two differ from the example in every axis that has room to; the last one is the
+    example's own. Each size lies inside the declared range.
+    """
+    axes = {axis.name: axis for row in spec.dynamic.values() for axis in row.values()}
+    if not axes:
+        return [{}]
+    example = example_sizes(spec)
+    picked = [
+        {name: _pick(axis, index, example[name]) for name, axis in axes.items()} for index in (0, 1)
+    ]
+    # Lengths that grow together never show a query longer than its keys: cross them once.
+    lengths = [name for name in axes if name != "batch"]
+    crossed = picked[1] | {name: picked[0][name] for name in lengths[1:]}
+    unique: list[dict[str, int]] = []
+    for sizes in [*picked, *([crossed] if len(lengths) > 1 else []), example]:
+        if sizes not in unique:
+            unique.append(sizes)
+    return unique
+
+
+def ends_of(spec: ExportSpec) -> tuple[list[dict[str, int]], str]:
+    """The smallest and the largest declared lengths, at the smallest batch; and what is too large.
+
+    Sizes that `sizes_of` has are left out.
+    """
+    axes = {axis.name: axis for row in spec.dynamic.values() for axis in row.values()}
+    lengths = {name: axis for name, axis in axes.items() if name != "batch"}
+    if not lengths:
+        return [], ""
+    batch = {name: _pick(axis, 0, 1) for name, axis in axes.items() if name == "batch"}
+    low = batch | {name: axis.min for name, axis in lengths.items()}
+    high = batch | {name: axis.max for name, axis in lengths.items()}
+    note, ends = "", [low]
+    if math.prod(axis.max for axis in lengths.values()) <= LARGEST:
+        ends.append(high)
+    else:
+        told = " ".join(f"{name}={axis.max}" for name, axis in lengths.items())
+        note = f"the largest declared sizes ({told}) were not run, they take too long for a check"
+    return [sizes for sizes in ends if sizes not in sizes_of(spec)], note
+
+
+def example_sizes(spec: ExportSpec) -> dict[str, int]:
+    return {
+        axis.name: spec.inputs[name].shape[position]
+        for name, row in spec.dynamic.items()
+        for position, axis in row.items()
+    }
+
+
+def _pick(axis: Axis, index: int, example: int) -> int:
+    if axis.name == "batch":
+        return min(max(SIZES["batch"][index], axis.min), axis.max)
+    near = (max(axis.min, example // 2), min(axis.max, example + max(1, example // 3)))
+    return near[index]
+
+
+def draw(spec: ExportSpec, sizes: Mapping[str, int], masked: bool, seed: int) -> dict[str, Tensor]:
+    """Seeded inputs of the given sizes: the model's own, or its example's values drawn again.
+
+    Redrawing keeps every value in the example's range (token ids stay in the vocabulary). Inputs
+    of two values that are called a mask keep their more frequent value, or get holes.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    own = spec.draw(generator, sizes, masked) if spec.draw is not None else None
+    drawn = _redrawn(spec, sizes, masked, generator) if own is None else own
+    for name, keeps in spec.right_padded.items():
+        drawn[name] = torch.from_numpy(right_padded.mended(drawn[name].numpy(), keeps))
+    return drawn
+
+
+def _redrawn(
+    spec: ExportSpec, sizes: Mapping[str, int], masked: bool, generator: torch.Generator
+) -> dict[str, Tensor]:
+    drawn = {}
+    for name, example in spec.inputs.items():
+        shape = list(example.shape)
+        for position, axis in spec.dynamic.get(name, {}).items():
+            shape[position] = sizes[axis.name]
+        if is_mask(name, example):
+            drawn[name] = _mask(example, shape, masked, generator)
+        else:
+            index = torch.randint(example.numel(), shape, generator=generator)
+            drawn[name] = example.flatten()[index]
+    return drawn
+
+
+def is_mask(name: str, example: Tensor) -> bool:
+    """A bool input, or an integer one that is called a mask and holds zeros and ones."""
+    if example.dtype == torch.bool:
+        return True
+    integer = not example.dtype.is_floating_point and "mask" in name.lower()
+    return integer and bool(((example == 0) | (example == 1)).all())
+
+
+def _mask(example: Tensor, shape: list[int], masked: bool, generator: torch.Generator) -> Tensor:
+    usual = bool(example.float().mean() >= 0.5)
+    holes = torch.rand(shape, generator=generator) < (0.3 if masked else 0.0)
+    if masked and len(shape) > 1:  # every other row is padded at its end, as batches of text are
+        holes.view(-1, shape[-1])[1::2] = torch.arange(shape[-1]) >= (shape[-1] + 1) // 2
+    holes[..., :1] = False  # so that no row is blocked by chance
+    return (holes != usual).to(example.dtype)
+
+
+def takes_mask(spec: ExportSpec) -> bool:
+    return any(
+        is_mask(name, value) or "mask" in name.lower() for name, value in spec.inputs.items()
+    )
