@@ -18,10 +18,13 @@ from tests.boundary import ROOT, SCRIPT, Cli, Ended, Environment, build_environm
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file's tests share one worker and its fixtures; so do all that need the environments."""
+    """One worker runs all tests that need the environments, or that share a module's fixture."""
+    shared = {p: 'scope="module"' in p.read_text() for p in {item.path for item in items}}
     for item in items:
-        shared = "environments" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("environments" if shared else str(item.path)))
+        if "environments" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("environments"))
+        elif shared[item.path]:
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
 
 
 @pytest.fixture

@@ -155,7 +155,7 @@ def test_production_says_no_to_a_wrong_bundle(
 ) -> None:
     ended = call(cpu_environment, "verify", wrong_bundle)
     assert ended.code == 1
-    assert "Error: ort-cpu differs from PyTorch, batch=1: output 'logits'" in ended.stderr
+    assert "Error: ort-cpu differs from PyTorch, batch=3: output 'logits'" in ended.stderr
     assert "ort-cpu: First drift at Conv 'node_conv2d' (in patches" in ended.stdout
 
 

@@ -43,7 +43,7 @@ def bench_table(result: Benchmark, timings: Mapping[str, Timing] | None = None) 
         row, gflops = timing.latency, timing.gflops
         rest = (f"{timing.cold_start_ms:.0f}", f"{timing.peak_rss_mb:.0f}")
         if row is None:
-            nothing = ("not timed: parity failed", *[""] * 6)
+            nothing = ("parity failed", *[""] * 6)
             table.add_row(name, *nothing, *rest, "", "0")
             continue
         ratio = result.ratio(name, shown_timings)

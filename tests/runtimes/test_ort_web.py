@@ -164,10 +164,11 @@ def test_weights_that_are_missing_are_a_file_error(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_model_is_a_file_error() -> None:
-    with pytest.raises(FileError, match="the model does not parse"):
-        ort_web.load(b"no model")
+    for content in (b"no model", onnx.ModelProto().SerializeToString()):
+        with pytest.raises(FileError, match="the model does not parse"):
+            ort_web.load(content)
     with pytest.raises(FileError, match=r"onnxruntime-web .* refuses the model"):
-        ort_web.load(onnx.ModelProto().SerializeToString())
+        ort_web.load(onnx.ModelProto(ir_version=10).SerializeToString())
     nowhere = graph("NoSuchOp", {"x": np.float32}, [1])
     with pytest.raises(FileError, match="NoSuchOp"):
         ort_web.load(nowhere)
