@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -206,19 +207,19 @@ def test_corrupted_weights_fail_against_every_kind(wrong_bundle: Path, digits_bu
         ({"against": "SOURCE", "runtimes": ["abacus"]}, "there is no runtime 'abacus'"),
     ],
 )
-def test_usage(tmp_path: Path, source: Source, options: dict[str, object], sentence: str) -> None:
+def test_usage(tmp_path: Path, source: Source, options: dict[str, Any], sentence: str) -> None:
     file = model_file(tmp_path / "m.onnx", TANH)
     given = {"FILE": str(file), "SOURCE": source("build")}
     if "against" in options:
         options = {**options, "against": given.get(str(options["against"]), options["against"])}
     with pytest.raises(UsageError, match=sentence):
-        verify(file, **options)  # type: ignore[arg-type]
+        verify(file, **options)
 
 
 @pytest.mark.parametrize("option", [{"seed": 1}, {"inputs": ["x=float32[1]"]}])
-def test_what_draws_cases_needs_a_source(digits_bundle: Path, option: dict[str, object]) -> None:
+def test_what_draws_cases_needs_a_source(digits_bundle: Path, option: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="add --against"):
-        verify(digits_bundle, **option)  # type: ignore[arg-type]
+        verify(digits_bundle, **option)
 
 
 def test_a_source_that_raises_is_told(tmp_path: Path, source: Source) -> None:

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -72,7 +72,24 @@ def output_options(command: Command) -> Command:
 
 
 def export_options(command: Command) -> Command:
-    """Add the options of everything that exports."""
+    """Add the options of everything that exports, handed to the command as one `options`.
+
+    What other decorators above this one hand over counts too, where `Options` has its name.
+    """
+
+    @wraps(command)
+    def wrapped(*args: Any, targets: str, keep_work: bool, **kwargs: Any) -> Any:
+        from attn_export.extras import require
+
+        require("export")
+        from attn_export.pipeline import Options
+
+        own = {field.name for field in fields(Options)} & kwargs.keys()
+        given = {name: kwargs.pop(name) for name in own}
+        options = Options(targets=split_targets(targets), less_work=not keep_work, **given)
+        return command(*args, options=options, **kwargs)
+
+    wrapped_command = cast(Command, wrapped)
     options = (
         click.option("--target", "targets", default="cpu", show_default=True, metavar="T[,T]...",
                      help="What to make graphs for: cpu, cuda, tensorrt, openvino, web."),
@@ -92,8 +109,8 @@ def export_options(command: Command) -> Command:
         right_padded_option,
     )  # fmt: skip
     for option in reversed(options):
-        command = option(command)
-    return command
+        wrapped_command = option(wrapped_command)
+    return wrapped_command
 
 
 def rule_options(command: Command) -> Command:

@@ -12,7 +12,6 @@ import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
@@ -57,7 +56,7 @@ def quantise(model: ir.Model, runtime: str, samples: Sequence[Mapping[str, Array
                 q.quantize_static(
                     Path(folder) / "single.onnx",
                     made,
-                    _reader(q, samples),
+                    _Samples(samples),
                     quant_format=q.QuantFormat.QDQ,
                     nodes_to_quantize=names,
                     op_types_to_quantize=list(QUANTISED),
@@ -98,15 +97,12 @@ def quantisable(model: ir.Model) -> list[str]:
     ]
 
 
-def _reader(q: Any, samples: Sequence[Mapping[str, Array]]) -> Any:
-    class Reader(q.CalibrationDataReader):  # type: ignore[misc]
-        """Hands out the samples one after the other."""
+class _Samples:
+    """Hands out samples one after the other; onnxruntime takes for its reader what has get_next."""
 
-        def __init__(self) -> None:
-            self.left = iter(samples)
+    def __init__(self, samples: Sequence[Mapping[str, Array]]) -> None:
+        self.left = iter(samples)
 
-        def get_next(self) -> dict[str, Array] | None:
-            sample = next(self.left, None)
-            return None if sample is None else dict(sample)
-
-    return Reader()
+    def get_next(self) -> dict[str, Array] | None:
+        sample = next(self.left, None)
+        return None if sample is None else dict(sample)

@@ -9,6 +9,7 @@ import sys
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from attn_export import bundle as bundles
 from attn_export.errors import AttnExportError
@@ -31,9 +32,9 @@ class Handler(SimpleHTTPRequestHandler):
         ".wasm": "application/wasm",
     }
 
-    def __init__(self, bundle: Path, ort: Path, *arguments: object) -> None:
+    def __init__(self, bundle: Path, ort: Path, *arguments: Any) -> None:
         self.folders = {"bundle": bundle, "ort": ort}
-        super().__init__(*arguments, directory=str(FOLDER))  # type: ignore[arg-type]
+        super().__init__(*arguments, directory=str(FOLDER))
 
     def translate_path(self, path: str) -> str:
         here = Path(super().translate_path(path))

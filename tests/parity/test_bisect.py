@@ -105,15 +105,12 @@ def test_without_a_trace_a_wrong_graph_cannot_be_told_from_itself() -> None:
     assert found.deviation is None
 
 
-class Fusing(Session):
-    """A runtime that computes Mul and Add as one, wrongly, unless what is between is an output."""
+class Wrong(Session):
+    """A runtime that runs another graph than it is given, on ONNX Runtime."""
 
-    def __init__(self, data: bytes) -> None:
-        proto = onnx.load_model_from_string(data)
-        if "scaled" not in {output.name for output in proto.graph.output}:
-            proto.graph.initializer[0].CopyFrom(chain(2.5).graph.initializer[0])
+    def start(self, name: str, proto: onnx.ModelProto) -> None:
         self._session = ort_cpu.load(proto.SerializeToString())
-        super().__init__("fusing", self._session.inputs)
+        super().__init__(name, self._session.inputs)
 
     def _run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         return self._session.run(inputs)
@@ -123,6 +120,16 @@ class Fusing(Session):
 
     def _close(self) -> None:
         self._session.close()
+
+
+class Fusing(Wrong):
+    """A runtime that computes Mul and Add as one, wrongly, unless what is between is an output."""
+
+    def __init__(self, data: bytes) -> None:
+        proto = onnx.load_model_from_string(data)
+        if "scaled" not in {output.name for output in proto.graph.output}:
+            proto.graph.initializer[0].CopyFrom(chain(2.5).graph.initializer[0])
+        self.start("fusing", proto)
 
 
 @pytest.mark.parametrize("trace", [TRACE, None])
@@ -132,7 +139,7 @@ def test_an_error_that_looking_hides_is_looked_for_one_value_at_a_time(
     proto = chain()
     found = bisect(
         Exposable(proto, Fusing), {"x": X}, differs_from(RIGHT, 1e-3), trace, plain(proto)
-    )  # type: ignore[arg-type]
+    )
     assert found is not None
     assert found.one_at_a_time
     assert found.hidden_by == "scaled"
@@ -141,23 +148,13 @@ def test_an_error_that_looking_hides_is_looked_for_one_value_at_a_time(
     assert "the error is gone while 'scaled' is looked at" in found.lines()[0]
 
 
-class Subtracting(Session):
+class Subtracting(Wrong):
     """A runtime whose Add is wrong, whatever is looked at."""
 
     def __init__(self, data: bytes) -> None:
         proto = onnx.load_model_from_string(data)
         proto.graph.node[1].op_type = "Sub"
-        self._session = ort_cpu.load(proto.SerializeToString())
-        super().__init__("subtracting", self._session.inputs)
-
-    def _run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        return self._session.run(inputs)
-
-    def placement(self) -> dict[str, int]:
-        return self._session.placement()
-
-    def _close(self) -> None:
-        self._session.close()
+        self.start("subtracting", proto)
 
 
 @pytest.mark.parametrize("known", [("scaled", "moved", "size"), ("scaled", "size"), ()])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.errors import ExportError
-from attn_export.exporter import Graph
+from attn_export.exporter import to_onnx
 from attn_export.models.spec import ExportSpec
 from attn_export.parity.cases import build_cases
 from attn_export.precision.bounds import Bound, agreement, check, parse, sqnr
@@ -86,7 +86,7 @@ class Overflowing(nn.Module):
 def test_without_a_yardstick_a_bound_is_needed() -> None:
     spec = ExportSpec(Overflowing().eval(), {"x": torch.randn(3, 4)}, outputs=("y",))
     cases, _ = build_cases("model", spec, {})
-    graph = Graph(None, spec)  # type: ignore[arg-type]
+    graph = to_onnx(spec)
     with pytest.raises(ExportError, match=r"judges nothing: module.half\(\) is not finite"):
         judge_by(graph, "model", "fp16", cases, {}, [])
     judged, tolerance = judge_by(graph, "model", "fp16", cases, {}, [Bound("cosine", 0.99)])

@@ -58,8 +58,8 @@ def test_asking_for_a_device_does_not_start_cuda_in_this_process(tmp_path: Path)
 @pytest.mark.parametrize("runtime", [ort_cuda, ort_tensorrt])
 def test_attention_runs_on_the_gpu(runtime: object, tmp_path: Path) -> None:
     seen = runtime.availability()
-    if not seen.ok:
-        pytest.skip(seen.observed)
+    if not seen.ok:  # the options are tested without a device, what they do only on one
+        pytest.skip(f"needs an NVIDIA GPU: {seen.observed}")
     options = LoadOptions(ranges={"tokens": (1, 16)}, cache=tmp_path)
     with runtime.load(graph().SerializeToString(), 1, options) as session:
         assert set(session.placement()) == {runtime.PROVIDER}
@@ -70,8 +70,8 @@ def test_attention_runs_on_the_gpu(runtime: object, tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_engines_are_built_once(tmp_path: Path) -> None:
     seen = ort_tensorrt.availability()
-    if not seen.ok:
-        pytest.skip(seen.observed)
+    if not seen.ok:  # the options are tested without a device, what they do only on one
+        pytest.skip(f"needs an NVIDIA GPU: {seen.observed}")
     import onnx
 
     path = tmp_path / "model.onnx"
