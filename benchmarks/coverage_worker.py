@@ -31,7 +31,7 @@ from attn_export.parity.tolerance import Array
 from attn_export.reference import Case
 from attn_export.runtimes import ort_cpu
 from attn_export.source import resolve
-from benchmarks.peers import PEERS, attentions, quiet
+from benchmarks.fusers import PEERS, attentions, quiet
 
 OURS = "attn-export"
 

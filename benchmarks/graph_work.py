@@ -1,9 +1,9 @@
 """What is gained where work that reaches no output is left out of the graph.
 
-    python benchmarks/graph_work.py [--seconds 10] [--threads 1] [--json FILE]
+    python benchmarks/graph_work.py [--runtime ort-cpu] [--seconds 10] [--threads 1]
 
-Each model is exported twice, with and without `--keep-work`. The two graphs run on ONNX Runtime's
-CPU provider in processes of their own and take turns; both are timed only if their answers are
+Each model is exported twice, with and without `--keep-work`. The two graphs run on one runtime in
+processes of their own and take turns; both are timed only if their answers are
 PyTorch's. Ratios are medians over those of the graph with all work: below 1 is faster.
 """
 
@@ -30,6 +30,7 @@ from attn_export.cli.plain_table import plain_table
 from attn_export.models.vit import ViT, ViTConfig
 from attn_export.runtimes.threads import cores
 
+TARGETS = {"ort-cpu": "cpu", "openvino": "openvino"}
 Model = tuple[nn.Module, dict[str, Tensor]]
 WORKLOADS = {
     "vit_digits": (1, 8, 64),
@@ -83,21 +84,24 @@ def text_classifier() -> Model:
     return TextClassifier().eval(), {"ids": ids, "mask": mask}
 
 
-def compare(folder: Path, name: str, batch: int, seconds: float, threads: int) -> dict[str, Any]:
+def compare(
+    folder: Path, name: str, batch: int, runtime: str, seconds: float, threads: int
+) -> dict[str, Any]:
     """The two graphs of a model at one batch size."""
     with ExitStack() as stack:
         workers = {}
         for label in ("all", "less"):
             bundle = bundles.read(folder / f"{name}-{label}")
-            arguments = [str(bundle.path), "ort-cpu", "model", str(threads), bundle.cases()[0].name]
-            workers[label] = stack.enter_context(WorkerProcess("ort-cpu", arguments))
+            arguments = [str(bundle.path), runtime, "model", str(threads), bundle.cases()[0].name]
+            workers[label] = stack.enter_context(WorkerProcess(runtime, arguments))
         rows = measure(workers, [batch], seconds, lambda _: None)[batch]
     before, after = (_sound(rows[label]) for label in ("all", "less"))
     medians = [summarize_rounds(row.rounds).median for row in (before, after)]
     ratio = medians[1] / medians[0]
     low, high = ratio_interval(after.rounds, before.rounds)
     return {
-        "workload": name, "batch": batch, "all_ms": medians[0], "less_ms": medians[1],
+        "workload": name, "batch": batch, "runtime": runtime,
+        "all_ms": medians[0], "less_ms": medians[1],
         "ratio": ratio, "low": min(low, ratio), "high": max(high, ratio),
         "rounds": len(before.rounds),
         "flops": after.work["flops"] / before.work["flops"],
@@ -112,6 +116,7 @@ def _sound(row: Row) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runtime", choices=("ort-cpu", "openvino"), default="ort-cpu")
     parser.add_argument("--seconds", type=float, default=10.0, help="timed seconds a graph")
     parser.add_argument("--threads", type=int, default=cores())
     parser.add_argument("--only", choices=list(WORKLOADS), action="append")
@@ -119,15 +124,22 @@ def main() -> None:
     args = parser.parse_args()
     here = machine(args.threads)
     numbers = ("batch", "all ms", "less ms", "ratio", "95 %", "FLOP ratio", "rounds")
-    title = f"{here['processor']}, {args.threads} threads, load {here['load_average']}"
+    title = (
+        f"{args.runtime}, {here['processor']}, {args.threads} threads, load {here['load_average']}"
+    )
     table, found = plain_table(title, "workload", *numbers, right=numbers), []
     with tempfile.TemporaryDirectory() as folder:
         for name in args.only or WORKLOADS:
             for label, less_work in (("all", False), ("less", True)):
                 target = Path(folder, f"{name}-{label}")
-                export(f"{__file__}:{name}", target, less_work=less_work)
+                export(
+                    f"{__file__}:{name}",
+                    target,
+                    targets=(TARGETS[args.runtime],),
+                    less_work=less_work,
+                )
             for batch in WORKLOADS[name]:
-                row = compare(Path(folder), name, batch, args.seconds, args.threads)
+                row = compare(Path(folder), name, batch, args.runtime, args.seconds, args.threads)
                 found.append(row)
                 table.add_row(
                     name, str(batch), f"{row['all_ms']:.3f}", f"{row['less_ms']:.3f}",

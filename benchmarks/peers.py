@@ -1,155 +1,217 @@
-"""What other tools make of a model: each takes a component and returns a graph with what it fused.
+"""Each workload on this tool's best bundle and on every peer, on this machine's CPU in float32.
 
-Each gets its best chance: the program that `torch.export` traced with this project's workarounds,
-at the opset that the tool's documentation uses, and for onnxruntime.transformers also the
-TorchScript export for which it was written, with the number of heads and the width it asks for.
+    python -m benchmarks.peers [--work FOLDER] [--seconds 4] [--only TEXT]... [--json FILE]
+
+Peers: PyTorch eager and torch.compile; ONNX Runtime on PyTorch's own export at opsets 18 and 23;
+onnxruntime.transformers' optimizer; onnxscript's optimize_for_ort; OpenVINO on the opset-18 export.
+All answer the same stored cases first; one that is wrong is shown as wrong and has no time. Each
+has a process of its own, and they take turns in rounds. A ratio is the median of this tool's over
+that of the fastest peer that is right: below 1 is faster. What FOLDER holds from an earlier run is
+not exported again.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
-from collections.abc import Callable, Iterator, Sequence
+import argparse
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-import torch
-from torch import Tensor, nn
+from rich.console import Console
 
-from attn_export.attention.count import ATTENTION_OPS
-from attn_export.errors import ExportError
-from attn_export.export_workarounds import missing
-from attn_export.exporter import OPSET, Traced, convert
-from attn_export.graph_names import name_values
-from attn_export.models.spec import ExportSpec
-from attn_export.outputs import named_tensors
+from attn_export import bundle as bundles
+from attn_export import export
+from attn_export.bench.benchmark import Row, measure
+from attn_export.bench.machine import machine
+from attn_export.bench.process import WorkerProcess
+from attn_export.bench.stats import ratio_interval, summarize_rounds
+from attn_export.cli.plain_table import plain_table
+from attn_export.errors import one_line
+from attn_export.exporter import exporter_state, trace
+from attn_export.runtimes.packages import versions
+from attn_export.runtimes.threads import cores
+from attn_export.sessions import load
+from attn_export.source import resolve
+from attn_export.weights import write_graphs
+from benchmarks.fusers import (
+    DYNAMO_OPSET,
+    attentions,
+    dynamo,
+    exporter,
+    onnxruntime,
+    onnxscript,
+    quiet,
+)
+from benchmarks.workloads import WORKLOADS, Workload
 
-DYNAMO_OPSET, TORCHSCRIPT_OPSET = 18, 17
-
-Fused = tuple[Path, Path, str]
-"""The fused graph, the export that it was made from, and how that was made."""
-
-
-def attentions(path: Path) -> int:
-    """Attention nodes of a file, in whichever domain."""
-    model = ir.load(path)
-    graphs = [*model.graphs(), *(function.graph for function in model.functions.values())]
-    nodes = {id(node): node for graph in graphs for node in graph}
-    return sum((node.domain, node.op_type) in ATTENTION_OPS for node in nodes.values())
-
-
-def exporter(traced: Traced, folder: Path, _: str) -> list[Fused]:
-    """PyTorch's own lowering at opset 23, where scaled_dot_product_attention is an operator."""
-    path = dynamo(traced, folder, OPSET)
-    return [(path, path, f"dynamo {OPSET}")]
-
-
-def onnxscript(traced: Traced, folder: Path, _: str) -> list[Fused]:
-    """onnxscript.rewriter.ort_fusions.optimize_for_ort."""
-    from onnxscript.rewriter.ort_fusions import optimize_for_ort
-
-    plain, path = dynamo(traced, folder, DYNAMO_OPSET), folder / "onnxscript.onnx"
-    fused, _counts = optimize_for_ort(ir.load(plain))
-    ir.save(fused, path)
-    return [(path, plain, f"dynamo {DYNAMO_OPSET}")]
-
-
-def onnxruntime(traced: Traced, folder: Path, model_type: str) -> list[Fused]:
-    """onnxruntime.transformers.optimizer.optimize_model, on both exports."""
-    from onnxruntime.transformers.optimizer import optimize_model
-
-    exports: dict[str, Callable[[], Path]] = {
-        f"dynamo {DYNAMO_OPSET}": lambda: dynamo(traced, folder, DYNAMO_OPSET),
-        f"torchscript {TORCHSCRIPT_OPSET}": lambda: _torchscript(traced.spec, folder),
-    }
-    modules = (traced.spec.module, getattr(traced.spec.module, "model", None))
-    configs = [module.config for module in modules if hasattr(module, "config")]
-    heads = _number(configs, "num_attention_heads", "encoder_attention_heads")
-    width = _number(configs, "hidden_size", "d_model")
-    found: list[Fused] = []
-    problems = []
-    for label, export in exports.items():
-        try:
-            plain = export()
-            optimised = optimize_model(
-                str(plain),
-                model_type=model_type,
-                num_heads=heads,
-                hidden_size=width if heads else 0,  # both, or it finds them itself
-                only_onnxruntime=False,
-            )
-            path = folder / f"onnxruntime-{label.split()[0]}.onnx"
-            optimised.save_model_to_file(str(path))
-            found.append((path, plain, label))
-        except Exception as error:  # the other export may still work
-            problems.append(f"{label}: {type(error).__name__}: {error}")
-    if not found:
-        raise RuntimeError("; ".join(problems))
-    return found
-
-
-PEERS: dict[str, Callable[[Traced, Path, str], list[Fused]]] = {
-    "exporter": exporter,
-    "onnxscript": onnxscript,
-    "onnxruntime": onnxruntime,
+FILE = Path(__file__).with_name("workloads.py")
+OURS = {"attn-export on ort-cpu": "ort-cpu", "attn-export on openvino": "openvino"}
+GRAPHS = {
+    "ORT, opset 18": "ort-cpu",
+    "ORT, opset 23": "ort-cpu",
+    "ORT optimizer": "ort-cpu",
+    "onnxscript": "ort-cpu",
+    "OpenVINO": "openvino",
 }
+PEERS = ("eager", "torch.compile", *GRAPHS)
+MODEL = "model.onnx"
 
 
-def _number(configs: Sequence[Any], *names: str) -> int:
-    found = [getattr(config, name, None) for config in configs for name in names]
-    return next((value for value in found if isinstance(value, int)), 0)
+def prepare(folder: Path, workload: Workload) -> dict[str, str]:
+    """Bundles `ours` and one a peer below `folder`; what went wrong, by the peer's name."""
+    ready = folder / "ready.json"
+    if ready.exists():
+        problems: dict[str, str] = json.loads(ready.read_text())
+        return problems
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    origin = f"{FILE}:{workload.factory}"
+    ours = export(origin, folder / "ours", targets=("cpu", "openvino"), **(workload.options or {}))
+    (spec,) = resolve(origin).components.values()
+    problems = {}
+    with exporter_state(), tempfile.TemporaryDirectory() as scratch:
+        traced = trace(replace(spec, module=spec.module.eval()))
+        plain = dynamo(traced, Path(scratch), DYNAMO_OPSET)
+        made = {
+            "ORT, opset 18": lambda: plain,
+            "ORT, opset 23": lambda: exporter(traced, Path(scratch), "")[0][0],
+            "ORT optimizer": lambda: max(
+                (path for path, _, _ in onnxruntime(traced, Path(scratch), workload.family)),
+                key=attentions,
+            ),
+            "onnxscript": lambda: onnxscript(traced, Path(scratch), "")[0][0],
+            "OpenVINO": lambda: plain,
+        }
+        for peer, make in made.items():
+            try:
+                with quiet():
+                    bundle = peer_bundle(folder / peer, ours, make())
+                    with load(bundle, GRAPHS[peer]) as session:
+                        session.run(bundle.cases()[0].inputs)
+            except Exception as error:  # whatever a peer raises is its result
+                problems[peer] = f"{type(error).__name__}: {one_line(error)}"
+    ready.write_text(json.dumps(problems))
+    return problems
 
 
-def dynamo(traced: Traced, folder: Path, opset: int) -> Path:
-    """The program at an opset, under its component's names; made once."""
-    path = folder / f"opset{opset}.onnx"
-    if not path.exists():
-        try:
-            model = convert(traced.program, opset, missing())
-        except ExportError:  # an earlier conversion may leave symbols pending in the program: once
-            model = convert(traced.program, opset, missing())
-        name_values(model, traced.spec)
-        ir.save(model, path)
-    return path
+def peer_bundle(folder: Path, ours: bundles.Bundle, graph: Path) -> bundles.Bundle:
+    """A peer's graph with our cases, for both runtimes."""
+    folder.mkdir()
+    write_graphs(folder, {MODEL: ir.load(graph)}, bundles.WEIGHTS)
+    shutil.copy(ours.path / bundles.REFERENCE, folder)
+    manifest = {k: v for k, v in ours.manifest.items() if k not in ("files", "right_padded")}
+    targets = [{**target, "file": MODEL, "sites": []} for target in ours.targets()]
+    bundles.seal(folder, {**manifest, "targets": targets})
+    return bundles.read(folder)
 
 
-class _Positional(nn.Module):
-    """Tensors in by position and out as a tuple, which is all that TorchScript can trace."""
+def compare(folder: Path, workload: Workload, seconds: float, threads: int) -> dict[str, Any]:
+    """All who take part at one workload, in turns."""
+    problems = prepare(folder, workload)
+    origin = f"{FILE}:{workload.factory}"
+    wanted = {name: ("ours", runtime) for name, runtime in OURS.items()}
+    wanted |= {"eager": ("ours", "torch"), "torch.compile": ("ours", "torch-compile")}
+    wanted |= {name: (name, runtime) for name, runtime in GRAPHS.items() if name not in problems}
+    case = bundles.read(folder / "ours").cases()[0].name
+    rows: dict[str, Row] = {}
+    with ExitStack() as stack:
+        workers = {}
+        for name, (where, runtime) in wanted.items():
+            arguments = [str(folder / where), runtime, "model", str(threads), case, origin]
+            workers[name] = stack.enter_context(WorkerProcess(runtime, arguments))
+        rows = measure(workers, [workload.batch], seconds, lambda _: None)[workload.batch]
+    return summary(rows, problems, workload)
 
-    def __init__(self, spec: ExportSpec) -> None:
-        super().__init__()
-        self.model, self.names = spec.module, list(spec.inputs)
 
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        result = self.model(**dict(zip(self.names, tensors, strict=True)))
-        return tuple(tensor for _, tensor in named_tensors(result))
+def summary(rows: Mapping[str, Row], problems: Mapping[str, str], workload: Workload) -> Any:
+    """Medians, the best of each side, and their ratio."""
+    sound = {name: row for name, row in rows.items() if row.sound}
+    medians = {name: summarize_rounds(row.rounds).median for name, row in sound.items()}
+    wrong = {name: f"wrong: {row.check['failures'][0]}" for name, row in rows.items()
+             if name not in sound}  # fmt: skip
+    ours = min((name for name in medians if name in OURS), key=lambda n: medians[n])
+    best = min((name for name in medians if name not in OURS), key=lambda n: medians[n])
+    ratio = medians[ours] / medians[best]
+    low, high = ratio_interval(sound[ours].rounds, sound[best].rounds)
+    timings = {name: row.timing(workload.batch or 0).to_json() for name, row in sound.items()}
+    return {
+        "less": workload.less, "ours": ours, "best_peer": best, "ratio": ratio,
+        "low": min(low, ratio), "high": max(high, ratio), "medians_ms": medians,
+        "problems": {**problems, **wrong},
+        "timings": timings,
+    }  # fmt: skip
 
 
-def _torchscript(spec: ExportSpec, folder: Path) -> Path:
-    path = folder / "script.onnx"
-    names = {name: spec.names.get(name, name) for name in spec.inputs}
-    axes = {n: {i: axis.name for i, axis in row.items()} for n, row in spec.axes().items()}
-    torch.onnx.export(
-        _Positional(spec).eval(),
-        tuple(spec.inputs.values()),
-        str(path),
-        dynamo=False,
-        opset_version=TORCHSCRIPT_OPSET,
-        input_names=list(names.values()),
-        output_names=list(spec.outputs),
-        dynamic_axes=axes,
+def cell(found: Mapping[str, Any], name: str) -> str:
+    if name in found["medians_ms"]:
+        return f"{found['medians_ms'][name]:.2f}"
+    return "wrong" if found["problems"].get(name, "").startswith("wrong") else "fails"
+
+
+def geometric_mean(ratios: list[float]) -> float:
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    return path
+    parser.add_argument("--work", type=Path, help="keep the exports there for the next run")
+    parser.add_argument("--seconds", type=float, default=4.0, help="timed seconds, each at most")
+    parser.add_argument("--threads", type=int, default=cores())
+    parser.add_argument("--only", action="append", help="workloads whose name has this text")
+    parser.add_argument("--prepare", action="store_true", help="export, and time nothing")
+    parser.add_argument("--json", type=Path, help="also write the figures there")
+    args = parser.parse_args()
+    chosen = {name: workload for name, workload in WORKLOADS.items()
+              if not args.only or any(text in name for text in args.only)}  # fmt: skip
+    here, console, found = machine(args.threads), Console(width=190), {}
+    with tempfile.TemporaryDirectory() as scratch:
+        work = args.work or Path(scratch)
+        for name, workload in chosen.items():
+            folder = work / workload.factory
+            if args.prepare:
+                console.print(f"{name}: {prepare(folder, workload) or 'ready'}")
+                continue
+            found[name] = compare(folder, workload, args.seconds, args.threads)
+            row = found[name]
+            console.print(f"{name}: {row['ratio']:.3f} ({row['low']:.3f}..{row['high']:.3f})"
+                          f" {row['ours']} over {row['best_peer']}")  # fmt: skip
+            for peer, problem in row["problems"].items():
+                console.print(f"  {peer}: {problem}")
+            if args.json:  # a long run that is broken off has shown something
+                shown = {"machine": here, "versions": versions(), "workloads": found}
+                args.json.write_text(json.dumps(shown, indent=1))
+    if found:
+        show(console, here, found)
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """The peers print and log as they work."""
-    logging.disable(logging.WARNING)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
+def show(console: Console, here: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    names = (*OURS, *PEERS)
+    title = (
+        f"milliseconds; {here['processor']}, {here['threads']} threads, load {here['load_average']}"
+    )
+    table = plain_table(title, "workload", "less work", "ratio", "95 %", *names, right=names)
+    for name, row in found.items():
+        table.add_row(
+            name, row["less"], f"{row['ratio']:.3f}", f"{row['low']:.3f}..{row['high']:.3f}",
+            *(cell(row, column) for column in names),
+        )  # fmt: skip
+    console.print(table)
+    less = [row["ratio"] for row in found.values() if row["less"]]
+    if less:
+        mean = geometric_mean(less)
+        console.print(
+            f"where less work is legal: {mean:.3f} of the best peer's time, {1 / mean:.2f}x"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -32,7 +32,7 @@ from attn_export.attention.sizes import evaluate
 from attn_export.attention.work.fewer_tokens import fewer_tokens
 from attn_export.capability import FOLDS_ROTARY, KERNELS, Form, preference, why_not
 from attn_export.errors import UsageError
-from attn_export.runtimes import ort_cpu
+from attn_export.runtimes import openvino, ort_cpu
 from attn_export.runtimes.packages import onnxruntime_owner, runtime_version
 
 Progress = Callable[[str], None]
@@ -47,7 +47,7 @@ BUILDERS: dict[str, Callable[[Site], Rewrite]] = {
     )
 }
 CONTRIB = "com.microsoft."
-LESS_WORK_MEASURED = (ort_cpu.NAME,)
+LESS_WORK_MEASURED = (ort_cpu.NAME, openvino.NAME)
 CHOICES = ("auto", "contrib", "standard", "decomposed")
 
 
