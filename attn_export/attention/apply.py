@@ -7,18 +7,23 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from attn_export.attention.lower.rewrite import Rewrite
-from attn_export.attention.prove import prove
+from attn_export.attention.prove import MAGNITUDES, prove
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.errors import AttnExportError, one_line
 
 
 def apply(
-    model: ir.Model, rewrite: Rewrite, sizes: Sequence[Mapping[str, int]], *, brief: bool = False
+    model: ir.Model,
+    rewrite: Rewrite,
+    sizes: Sequence[Mapping[str, int]],
+    *,
+    brief: bool = False,
+    magnitudes: Sequence[float] = MAGNITUDES,
 ) -> None:
     """Prove and apply.
 
     Args:
-        sizes, brief: as `prove` takes them.
+        sizes, brief, magnitudes: as `prove` takes them.
 
     Raises:
         NotLowerable: it was not applied, since it disagrees or could not be run.
@@ -31,7 +36,7 @@ def apply(
         graph.register_initializer(weight)
     graph.insert_after(anchor, rewrite.nodes)
     try:
-        problem = prove(model, rewrite, sizes, brief=brief).problem
+        problem = prove(model, rewrite, sizes, brief=brief, magnitudes=magnitudes).problem
         refusal = NotLowerable(Reason.DISAGREES, f"{rewrite.lowering} differs from it on {problem}")
     except (AttnExportError, ValueError) as error:  # ValueError: it cannot be cut out of its graph
         problem = one_line(error)

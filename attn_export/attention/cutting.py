@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import onnx
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
 from attn_export.attention.data import unique
+from attn_export.attention.reference_ops import OPS
 from attn_export.errors import one_line
 from attn_export.runtimes.base import Arrays
 
@@ -67,6 +69,19 @@ def cut(
 def double(array: NDArray[np.generic]) -> NDArray[np.generic]:
     """Floats as float64, everything else as it is."""
     return array.astype(np.float64) if array.dtype.kind == "f" else array
+
+
+@contextmanager
+def evaluator(part: onnx.ModelProto) -> Iterator[ReferenceEvaluator]:
+    """ONNX's reference evaluator of a part, whose weights are let go of at the end.
+
+    An evaluator refers to itself, so that it would keep its copy of them until the next collection.
+    """
+    made = ReferenceEvaluator(part, new_ops=OPS)
+    try:
+        yield made
+    finally:
+        vars(made).clear()
 
 
 def evaluate_cut(model: ReferenceEvaluator, inputs: Arrays) -> list[NDArray[np.generic]]:

@@ -16,20 +16,19 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx.reference import ReferenceEvaluator
 
 from attn_export import right_padded
 from attn_export.attention.cutting import (
     cut,
     double,
     evaluate_cut,
+    evaluator,
     result_name,
     shape_lenders,
 )
 from attn_export.attention.lower.rewrite import Rewrite
 from attn_export.attention.masks import may_block
 from attn_export.attention.padding import declared
-from attn_export.attention.reference_ops import OPS
 from attn_export.attention.sizes import evaluate
 from attn_export.parity.compare import compare
 from attn_export.parity.tolerance import FACTOR, allowed_error, max_abs, rounded
@@ -59,7 +58,12 @@ class Proof:
 
 
 def prove(
-    model: ir.Model, rewrite: Rewrite, sizes: Sequence[Mapping[str, int]], *, brief: bool = False
+    model: ir.Model,
+    rewrite: Rewrite,
+    sizes: Sequence[Mapping[str, int]],
+    *,
+    brief: bool = False,
+    magnitudes: Sequence[float] = MAGNITUDES,
 ) -> Proof:
     """Run both sides. The rewrite's nodes must lie in the model's graph, not yet connected.
 
@@ -68,6 +72,7 @@ def prove(
     Args:
         sizes: values for the graph's symbolic sizes, one mapping a case.
         brief: one run only, for a site whose like was proved before: its own weights are checked.
+        magnitudes: of the inputs, each at all sizes.
     """
     bounds = [
         *rewrite.inputs,
@@ -80,11 +85,14 @@ def prove(
     doubled_part = onnx.ModelProto()
     doubled_part.CopyFrom(before)
     in_double(doubled_part)
-    unchanged, truth = (ReferenceEvaluator(part, new_ops=OPS) for part in (before, doubled_part))
     runs = 0
     mask = rewrite.mask if rewrite.mask is not None and may_block(rewrite.mask) else None
-    with ort_cpu.load(after.SerializeToString()) as fused:
-        for name, inputs in _hostile(bounds, mask, sizes, brief):
+    with (
+        evaluator(before) as unchanged,
+        evaluator(doubled_part) as truth,
+        ort_cpu.load(after.SerializeToString()) as fused,
+    ):
+        for name, inputs in _hostile(bounds, mask, sizes, magnitudes, brief):
             doubled = {key: double(array) for key, array in inputs.items()}
             exact = evaluate_cut(truth, doubled)
             results, reference = fused.run(inputs), evaluate_cut(unchanged, inputs)
@@ -122,11 +130,12 @@ def _hostile(
     values: Sequence[ir.Value],
     mask: ir.Value | None,
     sizes: Sequence[Mapping[str, int]],
+    magnitudes: Sequence[float],
     brief: bool,
 ) -> Iterator[tuple[str, Arrays]]:
     for seed, binding in enumerate(sizes or [{}]):
         rng = np.random.default_rng(seed)
-        for magnitude in MAGNITUDES:
+        for magnitude in magnitudes:
             inputs = {
                 f"input_{index}": _draw(rng, value, binding, magnitude, value is mask)
                 for index, value in enumerate(values)

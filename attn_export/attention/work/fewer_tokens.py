@@ -58,7 +58,8 @@ def fewer_tokens(
         attentions = [n for n in nodes if n.op_type == "Attention"]
         names = [str(n.name) for n in attentions]
         try:
-            apply(model, _Fewer(needed, name).rewrite(group), sizes)
+            # Rows are moved, and no number is computed in another way: one magnitude shows it.
+            apply(model, _Fewer(needed, name).rewrite(group), sizes, magnitudes=(1.0,))
         except NotLowerable as reason:
             for node, given in zip(attentions, names, strict=True):
                 node.name = given
