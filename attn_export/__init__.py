@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from attn_export.errors import AttnExportError
     from attn_export.fusing import fuse
     from attn_export.production.loading import load
+    from attn_export.tuning.tuner import tune
     from attn_export.verification import assert_parity, verify
 
 __version__ = "0.1.0"
@@ -26,11 +27,14 @@ _WHERE = {
     "export": "attn_export.build",
     "fuse": "attn_export.fusing",
     "load": "attn_export.production.loading",
+    "tune": "attn_export.tuning.tuner",
     "verify": "attn_export.verification",
 }
-_EXTRAS = {"export": "export", "fuse": "graph"}
+_EXTRAS = {"export": "export", "fuse": "graph", "tune": "graph"}
 
-__all__ = ["AttnExportError", "assert_parity", "benchmark", "export", "fuse", "load", "verify"]
+__all__ = [
+    "AttnExportError", "assert_parity", "benchmark", "export", "fuse", "load", "tune", "verify",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -22,6 +22,7 @@ from attn_export.runtimes.base import (
     TensorSpec,
 )
 from attn_export.runtimes.torch_eager import TorchSession
+from attn_export.tuned import applied, threads_of
 
 STAND_IN = ort_cpu.NAME
 
@@ -38,7 +39,9 @@ def load(
     """A session of one component on one runtime.
 
     Args:
+        threads: those that were tuned where it is left out, else all cores.
         source: torch's, instead of the manifest's.
+        options: settings that they leave open are the tuned ones.
         graph: serialized, with the bundle's weights; runs instead of the bundle's own.
 
     Raises:
@@ -51,6 +54,7 @@ def load(
     found = table.find(runtime)
     table.require(runtime)
     target = bundle.target_for(found.GRAPHS, component)
+    options, threads = applied(options, target), threads or threads_of(target)
     if not options.ranges:
         options = replace(options, ranges=_ranges(bundle, component))
     loaded = as_stored(found.load(_model(bundle, target, graph), threads, options), target)

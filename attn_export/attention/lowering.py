@@ -30,12 +30,15 @@ from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Account, Outcome, Proved, Site, Status
 from attn_export.attention.sizes import evaluate
 from attn_export.attention.work.fewer_tokens import fewer_tokens
-from attn_export.capability import FOLDS_ROTARY, KERNELS, Form, preference, why_not
+from attn_export.capability import FOLDS_ROTARY, KERNELS, Form, Preference, preference, why_not
 from attn_export.errors import UsageError
 from attn_export.runtimes import openvino, ort_cpu
 from attn_export.runtimes.packages import onnxruntime_owner, runtime_version
 
 Progress = Callable[[str], None]
+Order = Callable[[Site, Form, tuple[int, int] | None], Preference | None]
+"""The order in which ops are tried for a site whose S and T are these at the example's sizes; None
+where that is left to the table."""
 BUILDERS: dict[str, Callable[[Site], Rewrite]] = {
     module.NAME: module.build
     for module in (
@@ -61,6 +64,7 @@ def lower(
     less_work: bool = True,
     dtype: str | None = None,
     without: Collection[str] = (),
+    order: Order | None = None,
 ) -> Account:
     """Replace each site of `model`, in place, by the first op that is legal there and proves equal.
 
@@ -72,6 +76,7 @@ def lower(
         dtype: what attention will be computed in, where that is not the graph's own: the graph is
             converted afterwards, and the ops must have kernels for it.
         without: ops that are not tried.
+        order: asked before the table, where `choice` is "auto".
 
     Raises:
         UsageError: an unknown choice, or one that the runtime has no op for.
@@ -99,7 +104,7 @@ def lower(
             outcome = _as_given(site, runtime)
         elif refusal is None:
             outcome = _lower_site(
-                model, site, runtime, version, sizes, choice, proved, dtype, without
+                model, site, runtime, version, sizes, choice, proved, dtype, without, order
             )
         else:
             outcome = Outcome(site, None, "refused", (refusal,))
@@ -153,14 +158,14 @@ def check_choice(runtime: str, choice: str) -> None:
         )
 
 
-def candidates(runtime: str, choice: str, form: Form) -> tuple[str, ...]:
+def candidates(choice: str, preferred: Preference) -> tuple[str, ...]:
     """The ops to try, the preferred one first."""
     if choice == "standard":
         return (standard.NAME,)
     if choice == "decomposed":
         return (decomposed.NAME,)
-    preferred = tuple(op for op in preference(runtime, form).ops if op in BUILDERS)
-    return tuple(op for op in preferred if choice == "auto" or op.startswith(CONTRIB))
+    ops = tuple(op for op in preferred.ops if op in BUILDERS)
+    return tuple(op for op in ops if choice == "auto" or op.startswith(CONTRIB))
 
 
 def _lower_site(
@@ -173,23 +178,27 @@ def _lower_site(
     proved: set[tuple[object, ...]],
     dtype: str | None,
     without: Collection[str],
+    order: Order | None,
 ) -> Outcome:
     opset = model.opset_imports.get("", 23)
     try:
         form = form_of(site, "", opset, dtype)
     except NotLowerable as unknown:
         return Outcome(site, None, "refused", (unknown,))
-    wanted = tuple(op for op in candidates(runtime, choice, form) if op not in without)
+    tokens = _tokens(site, sizes)
+    asked = order(site, form, tokens) if order is not None and choice == "auto" else None
+    preferred = asked or preference(runtime, form, tokens)
+    wanted = tuple(op for op in candidates(choice, preferred) if op not in without)
     reasons: dict[str, NotLowerable] = {}
     # A site that no fused op takes is decomposed, since its own node may not run on the runtime.
     for op in dict.fromkeys([*wanted, decomposed.NAME]):
         if not _take(model, op, site, runtime, version, sizes, proved, reasons, dtype):
             continue
         status: Status = "lowered"
-        rule = ""
+        rule = _rule("auto", asked) if asked is not None and wanted[:1] == (op,) else ""
         if op == decomposed.NAME:
             status = "decomposed-by-choice" if op in wanted else "refused"
-            rule = _rule(runtime, choice, form) if op in wanted else ""
+            rule = _rule(choice, preferred) if op in wanted else ""
         # Proofs run on the CPU provider, bfloat16 in float32; for anything else that stands in.
         itself = runtime == ort_cpu.NAME and form.dtype != "bfloat16"
         proved_on: Proved = "run" if itself else "stand-in"
@@ -231,12 +240,9 @@ def _take(
     return False
 
 
-def _rule(runtime: str, choice: str, form: Form) -> str:
-    """Why the plain form is the one that is wanted."""
-    if choice == "decomposed":
-        return "--lowering decomposed"
-    chosen = preference(runtime, form)
-    return f"{chosen.why} ({chosen.source})"
+def _rule(choice: str, chosen: Preference) -> str:
+    """Why the op that was taken is the one that is wanted."""
+    return "--lowering decomposed" if choice == "decomposed" else f"{chosen.why} ({chosen.source})"
 
 
 def _general_last(reasons: Mapping[str, NotLowerable]) -> tuple[NotLowerable, ...]:

@@ -97,7 +97,8 @@ class Outcome:
         proved: "run" on the target's runtime, "stand-in" on another, "rule" by argument, "no".
         blocked_rows: what a query gets whose mask allows no key, compared with PyTorch.
         example_tokens: S and T at the example's sizes; None where they are not known.
-        rule: why the plain form is the one that is wanted, where it is.
+        rule: why the plain form is the one that is wanted, where it is; or by which measurement an
+            op is.
     """
 
     site: Site

@@ -14,18 +14,27 @@ from attn_export.bench.machine import machine
 from attn_export.bench.process import WorkerProcess
 from attn_export.bench.result import Benchmark, Timing
 from attn_export.bench.stats import FEWEST_ROUNDS, summarize_rounds
-from attn_export.errors import RuntimeUnavailable, UsageError
+from attn_export.errors import AttnExportError, RuntimeUnavailable, UsageError
 from attn_export.precision import views
 from attn_export.runtimes import torch_eager
 from attn_export.runtimes.table import available
 from attn_export.runtimes.threads import cores
 
 NARROW = 0.02  # the median is known well enough when its interval is within 2 % of it
-ROUND_SECONDS = 0.25
-WARM_UP_SECONDS = 0.5
 PEAK_SECONDS = 0.5
 
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of a round, and of the calls before the first."""
+
+    round: float = 0.25
+    warm_up: float = 0.5
+
+
+PACE = Pace()
 
 
 def benchmark(
@@ -81,7 +90,7 @@ def benchmark(
     with ExitStack() as stack:
         workers = {}
         for name in wanted:
-            arguments = [str(found.path), name, component, str(here["threads"]), case.name]
+            arguments = [str(found.path), name, component, "0", case.name]
             arguments += [source] if source else []
             workers[name] = stack.enter_context(WorkerProcess(name, arguments))
         rows = measure(workers, sizes, seconds, progress, allow_fallback=allow_fallback)
@@ -151,6 +160,9 @@ def measure(
     progress: Progress,
     *,
     allow_fallback: bool = False,
+    describe: bool = True,
+    pace: Pace = PACE,
+    refused: dict[str, AttnExportError] | None = None,
 ) -> dict[int | None, dict[str, Row]]:
     """Check each worker's answers, then time those that are right, in rounds, taking turns.
 
@@ -158,21 +170,30 @@ def measure(
         batches: rows of a call, None for the case's own.
         seconds: timed, for each worker and batch; a call that takes longer is made once.
         allow_fallback: as `benchmark`.
+        describe: tell also memory, products and the matrix-multiply peak.
+        refused: gets what a worker's runtime says that refuses to load or dies meanwhile, instead
+            of an error; that worker has no row.
     """
     rows: dict[int | None, dict[str, Row]] = {batch: {} for batch in batches}
     for name, worker in workers.items():
         progress(f"starting {name}")
-        loaded = worker.ask("load", allow_fallback=allow_fallback)
-        own = worker.ask("check", batch=None)
+        try:
+            loaded = worker.ask("load", allow_fallback=allow_fallback)
+            own = worker.ask("check", batch=None)
+        except AttnExportError as error:
+            if refused is None:
+                raise
+            refused[name] = error
+            continue
         for batch in batches:
             again = batch is not None and own["passed"]
             check = worker.ask("check", batch=batch) if again else own
             rows[batch][name] = Row(worker, loaded, check)
     running = [(b, row) for b, named in rows.items() for row in named.values() if row.sound]
     for batch, row in running:
-        row.worker.ask("run", seconds=WARM_UP_SECONDS, batch=batch)
-    _take_turns(running, seconds, progress)
-    for name, worker in workers.items():
+        row.worker.ask("run", seconds=pace.warm_up, batch=batch)
+    _take_turns(running, seconds, pace.round, progress)
+    for name, worker in workers.items() if describe else ():
         progress(f"measuring the matrix-multiply peak of {name}")
         memory = float(worker.ask("memory")["peak_rss_mb"])
         mine = [(batch, rows[batch][name]) for batch in batches]
@@ -187,7 +208,7 @@ def measure(
 
 
 def _take_turns(
-    running: Sequence[tuple[int | None, Row]], seconds: float, progress: Progress
+    running: Sequence[tuple[int | None, Row]], seconds: float, length: float, progress: Progress
 ) -> None:
     """Rounds, every other one backwards, so that none is always behind the same neighbour."""
     spent, index = 0.0, 0
@@ -195,10 +216,10 @@ def _take_turns(
         progress(f"timing, round {index + 1}")
         longest = 0.0
         for batch, row in running if index % 2 == 0 else reversed(running):
-            times = row.worker.ask("run", seconds=ROUND_SECONDS, batch=batch)["ms"]
+            times = row.worker.ask("run", seconds=length, batch=batch)["ms"]
             row.rounds.append(times)
             longest = max(longest, sum(times) / 1e3)
-        spent += max(longest, ROUND_SECONDS)
+        spent += max(longest, length)
         index += 1
         if all(row.is_known for _, row in running):
             return

@@ -2,7 +2,8 @@
 THREADS CASE [SOURCE]`.
 
 Reads one JSON request a line from stdin and answers each with one JSON line on the stdout that it
-was started with; whatever a library prints goes to stderr. A batch of null is the case's own.
+was started with; whatever a library prints goes to stderr. A batch of null is the case's own,
+THREADS of 0 are those that were tuned, else all cores.
 
     {"do": "load", "allow_fallback": A}     -> {"first_ms", "load_ms"}: import, load and answer once
     {"do": "check", "batch": B}             -> {"passed", "failures", "placement"},
@@ -40,6 +41,7 @@ from attn_export.reference import Case
 from attn_export.runtimes import torch_eager
 from attn_export.runtimes.base import LoadOptions, Session
 from attn_export.runtimes.table import MODULE_RUNTIMES, find, require
+from attn_export.runtimes.threads import cores
 from attn_export.sessions import load
 
 
@@ -54,7 +56,7 @@ class Worker:
         source: str | None = None,
     ) -> None:
         self.bundle, self.runtime = views.view(bundles.read(Path(folder)), runtime)
-        self.component, self.threads = component, threads
+        self.component, self.threads = component, threads or None
         cases = views.allowances(self.bundle, self.runtime, self.bundle.cases())
         self.cases = [c for c in cases if c.component == component]
         self.timed: dict[int | None, Case] = {None: next(c for c in self.cases if c.name == case)}
@@ -67,7 +69,7 @@ class Worker:
             require(self.runtime)
             import torch
 
-            torch.set_num_threads(self.threads)
+            torch.set_num_threads(self.threads or cores())
         self.session = load(
             self.bundle, self.runtime, self.component, self.threads, self.source,
             LoadOptions(allow_fallback=bool(request.get("allow_fallback"))),
@@ -134,7 +136,9 @@ class Worker:
         return {"flops": found.flops, "uncounted": dict(found.uncounted)}
 
     def peak(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"gflops": peak_gflops(self.runtime, self.threads, float(request["seconds"]))}
+        return {
+            "gflops": peak_gflops(self.runtime, self.threads or cores(), float(request["seconds"]))
+        }
 
     def stop(self, request: dict[str, Any]) -> dict[str, Any]:
         return {}

@@ -19,16 +19,21 @@ from attn_export.capability.kernels import (
     STANDARD_ROTARY,
 )
 from attn_export.capability.limits import LIMITS, REQUIREMENTS
-from attn_export.capability.preference import FOLDS_ROTARY, fast_kernels, preference
+from attn_export.capability.preference import (
+    FOLDS_ROTARY,
+    Preference,
+    fast_kernels,
+    preference,
+)
 from attn_export.capability.query import why_not
 from attn_export.capability.rows import blocked_row
 from attn_export.capability.targets import TARGET_RUNTIMES, TARGETS, Target
 
 __all__ = [
     "CONTRIB_ATTENTION", "CONTRIB_ROTARY", "DECOMPOSED", "FEATURES", "FOLDS_ROTARY",
-    "GROUP_QUERY_ATTENTION",
-    "KERNELS", "LIMITS", "LINEAR_ATTENTION", "MULTI_HEAD_ATTENTION", "REQUIREMENTS", "RUNTIMES",
-    "SPARSE_ATTENTION", "STANDARD_ATTENTION", "STANDARD_ROTARY", "TARGETS", "TARGET_RUNTIMES",
-    "Form", "Refusal", "Target", "blocked_row", "fast_kernels", "parse_version", "preference",
-    "why_not",
+    "GROUP_QUERY_ATTENTION", "KERNELS", "LIMITS", "LINEAR_ATTENTION", "MULTI_HEAD_ATTENTION",
+    "REQUIREMENTS", "RUNTIMES", "SPARSE_ATTENTION", "STANDARD_ATTENTION", "STANDARD_ROTARY",
+    "TARGETS", "TARGET_RUNTIMES",
+    "Form", "Preference", "Refusal", "Target", "blocked_row", "fast_kernels", "parse_version",
+    "preference", "why_not",
 ]  # fmt: skip

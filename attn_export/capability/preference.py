@@ -17,6 +17,7 @@ from attn_export.capability.kernels import (
     TENSORRT,
     WEB,
 )
+from attn_export.capability.measured import Measured, nearest
 
 MEASURED_CPU = "64 to 1,024 tokens measured on 2 CPU cores with ONNX Runtime 1.31.1"
 MEASURED_LONG = "4,096 tokens measured on 2 CPU cores with ONNX Runtime 1.31.1"
@@ -97,13 +98,27 @@ On a CPU with ONNX Runtime 1.31.1 it took 0.8 to 1.1 of the time, within what re
 """
 
 
-def preference(runtime: str, form: Form) -> Preference:
-    """The order in which ops are tried."""
-    return next(
+def preference(runtime: str, form: Form, tokens: tuple[int, int] | None = None) -> Preference:
+    """The order in which ops are tried: what was measured at sizes like these, else the rule.
+
+    Args:
+        tokens: S and T that are usual, where those of the form are symbolic.
+    """
+    rule = next(
         row
         for row in PREFERENCES
         if row.runtime == runtime and all(form.has(feature) for feature in row.when)
     )
+    found = nearest(runtime, form, tokens)
+    return rule if found is None else measured(rule, found)
+
+
+def measured(rule: Preference, found: Measured) -> Preference:
+    """The ops that were clearly faster than the rule's first one are tried before it."""
+    ops = found.order(rule.ops)
+    if ops == rule.ops:
+        return rule
+    return Preference(rule.runtime, rule.when, ops, found.why, found.source)
 
 
 @dataclass(frozen=True)

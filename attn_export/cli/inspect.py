@@ -36,6 +36,7 @@ def command(
 ) -> None:
     """List the attention sites of MODEL: a bundle, an .onnx file or a source."""
     from attn_export.cli.tables import print_account, print_placement
+    from attn_export.cli.tune_tables import site_lines, tuned_line
     from attn_export.precision.names import parse_precisions
 
     if precision is not None:
@@ -48,6 +49,9 @@ def command(
             accounts = _accounts_on(model, target, runtime, progress)
     for account in accounts:
         print_account(output.console, account, account.get("notes", ()))
+        if "tuned" in account:
+            for line in (*site_lines(account["tuned"]["sites"]), tuned_line(account["tuned"])):
+                output.console.print(line, markup=False)
         if "placement" in account:
             print_placement(output.console, account["placement"])
     for note in requirement.unused(accounts):
@@ -91,6 +95,8 @@ def _account(model: str, row: dict[str, Any]) -> dict[str, Any]:
     ]  # fmt: skip
     if row["precision"] != "fp32":
         keys += ["precision", "kept_float32", "io"]
+    if row.get("tuned"):
+        keys.append("tuned")
     return {"model": f"{model}/{row['file']}", **{key: row[key] for key in keys if key in row}}
 
 

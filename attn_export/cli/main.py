@@ -22,6 +22,7 @@ COMMANDS = {
     "models": "List the models that have a name.",
     "report": "Write a bundle's report as HTML.",
     "run": "Export, verify, benchmark and report in one go.",
+    "tune": "Measure what a bundle's graphs could be here, and keep the fastest.",
     "verify": "Compare runtimes with the PyTorch outputs that a bundle carries.",
 }
 INTERRUPTED = 130

@@ -17,11 +17,13 @@ from attn_export.errors import (
     RuntimeUnavailable,
     UsageError,
 )
+from attn_export.precision.views import target_of, view
 from attn_export.production.choice import Choice, behind, order, reason
 from attn_export.production.inputs import Signature
 from attn_export.production.session import BundleSession
 from attn_export.runtimes.base import LoadOptions, Session
 from attn_export.sessions import load as load_component
+from attn_export.tuned import settings_of
 
 AUTO = "auto"
 log = logging.getLogger("attn_export")
@@ -36,12 +38,16 @@ class Options:
     allow_fallback: bool
     warmup: bool
     cache: Path | None
-    spinning: bool
+    spinning: bool | None
 
-    def of(self, bundle: bundles.Bundle, component: str) -> LoadOptions:
+    def of(self, bundle: bundles.Bundle, runtime: str, component: str) -> LoadOptions:
         ranges = Signature.of(bundle.manifest, component).ranges
+        spinning = self.spinning
+        if spinning is None:
+            one, name = view(bundle, runtime)
+            spinning = bool(settings_of(target_of(one, name, component)).spinning)
         return LoadOptions(
-            ranges, self.cache, allow_fallback=self.allow_fallback, spinning=self.spinning
+            ranges, self.cache, allow_fallback=self.allow_fallback, spinning=spinning
         )
 
 
@@ -55,7 +61,7 @@ def load(
     verify: bool = False,
     warmup: bool = False,
     cache: Path | str | None = None,
-    spinning: bool = False,
+    spinning: bool | None = None,
 ) -> BundleSession:
     """Open a bundle for production; no PyTorch is needed.
 
@@ -67,13 +73,15 @@ def load(
     Args:
         runtime: "auto" or a name, which is then the only one that is tried.
         component: open this one alone; all of them where it is left out.
-        threads: of each operator on the CPU; by default as many cores as the container grants.
+        threads: of each operator on the CPU; by default what `tune` found fastest, else as many
+            cores as the container grants.
         allow_fallback: let another execution provider have attention nodes.
         verify: compare with the PyTorch outputs in the bundle before the session is returned.
         warmup: run the sizes of the stored cases once.
         cache: folder for engines that TensorRT builds, the user's cache where it is left out.
         spinning: let ONNX Runtime's idle threads look for work for a while before they sleep, for
-            cores that nobody else needs; docs/production.md has figures.
+            cores that nobody else needs; by default only where `tune` found that faster.
+            docs/production.md has figures.
 
     Raises:
         FileError: the bundle is bad, or the runtime that was asked for refuses its graph.
@@ -147,7 +155,11 @@ def _open(
         sessions = {
             name: stack.enter_context(
                 load_component(
-                    bundle, runtime, name, options.threads, options=options.of(bundle, name)
+                    bundle,
+                    runtime,
+                    name,
+                    options.threads,
+                    options=options.of(bundle, runtime, name),
                 )
             )
             for name in components

@@ -20,6 +20,8 @@ from attn_export.errors import InputError, RuntimeUnavailable, UsageError
 from attn_export.right_padded import Promises
 
 Arrays = dict[str, NDArray[np.generic]]
+LEVELS = ("all", "extended", "basic", "off")
+"""How far ONNX Runtime optimises a graph; "all" also changes layouts, convolutions to NCHWc."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,9 @@ class LoadOptions:
         trace: folder for a record of every node that ran, written when the session is closed;
             slower, and the log is long.
         spinning: idle threads of ONNX Runtime's CPU pool look for work for a while before they
-            sleep.
+            sleep; as ONNX Runtime has it, which is on, where it is None.
+        level: of ONNX Runtime's graph optimisation, one of LEVELS; its highest where it is empty.
+        without: optimisers of ONNX Runtime that are left out, by its names for them.
     """
 
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -101,7 +105,9 @@ class LoadOptions:
     provider: Mapping[str, str] = field(default_factory=dict)
     allow_fallback: bool = False
     trace: Path | None = None
-    spinning: bool = True
+    spinning: bool | None = None
+    level: str = ""
+    without: tuple[str, ...] = ()
 
 
 DEFAULTS = LoadOptions()

@@ -127,7 +127,7 @@ class OrtSession(Session):
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 4  # errors are raised, and told in one sentence
-        settings = settings or Settings(spinning=asked.spinning)
+        settings = settings or Settings(spinning=asked.spinning is not False)
         spinning = "1" if settings.spinning else "0"
         options.add_session_config_entry("session.intra_op.allow_spinning", spinning)
         options.enable_cpu_mem_arena = settings.arena
@@ -138,8 +138,11 @@ class OrtSession(Session):
             options.profile_file_prefix = str(asked.trace / "profile")
             options.log_severity_level = 0
         self._traced = asked.trace is not None
-        if not optimize:
-            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        level = asked.level if optimize else "off"
+        if level:
+            name = "DISABLE_ALL" if level == "off" else f"ENABLE_{level.upper()}"
+            options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{name}")
+        self._without = list(asked.without)
         self._open(model, options, providers)
         first = providers[0].name
         if self._session.get_providers()[0] != first:
@@ -182,8 +185,9 @@ class OrtSession(Session):
             source = model if isinstance(model, bytes) else str(model)
         try:
             self._session = ort.InferenceSession(
-                source, options, providers=given, enable_fallback=0
-            )
+                source, options, providers=given, enable_fallback=0,
+                disabled_optimizers=self._without or None,
+            )  # fmt: skip
         except Exception as error:  # onnxruntime's own exceptions share no base class
             name = "the model" if isinstance(model, bytes) else model.name
             raise FileError(

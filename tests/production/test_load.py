@@ -242,7 +242,7 @@ def test_runtimes_are_told_the_ranges_the_cache_and_whether_they_may_fall_back(
     lengths_bundle: Path, tmp_path: Path
 ) -> None:
     options = Options(None, None, True, False, tmp_path, False).of(
-        bundles.read(lengths_bundle), "model"
+        bundles.read(lengths_bundle), "ort-cpu", "model"
     )
     assert options.ranges == {"batch": (1, 8), "length": (3, 64)}
     assert (options.cache, options.allow_fallback) == (tmp_path, True)

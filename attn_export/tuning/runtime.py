@@ -1,0 +1,297 @@
+"""One target on one runtime: sites first, then whole graphs, then how they are run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from attn_export import bundle as bundles
+from attn_export.attention.lower import contrib_attention
+from attn_export.bench.stats import FEWEST_ROUNDS
+from attn_export.capability.kernels import CPU, CUDA
+from attn_export.errors import AttnExportError
+from attn_export.reference import Case
+from attn_export.runtimes.threads import cores
+from attn_export.tuned import Settings, settings_of
+from attn_export.tuning import cache as caches
+from attn_export.tuning import sites
+from attn_export.tuning.bases import Base
+from attn_export.tuning.contest import EACH, STARTING, Clock, Contest
+from attn_export.tuning.cuts import cut_site
+from attn_export.tuning.lengths import best_of, buckets, lengths, tokens_at
+from attn_export.tuning.lowerings import PACKED, SEPARATE, Lowered, lowered, planned, uniform
+from attn_export.tuning.sites import Kind, SiteTimes
+from attn_export.tuning.skip_layer_norm import fuse_skip_layer_norm
+from attn_export.tuning.stage import Stage, Variant
+
+Progress = Callable[[str], None]
+PLAIN, BEFORE, MIX = "plain export", "as tuned before", "best op of each site"
+SLEEPING = "sleeping threads"
+SITES, GRAPHS, FUSIONS = 0.3, 0.6, 0.85  # shares of a target's time until which each may begin
+ACCOUNT = (
+    "sites",
+    "total",
+    "recognised",
+    "lowered",
+    "refused",
+    "other",
+    "rotary",
+    "linear",
+    "work",
+)
+
+
+@dataclass
+class Found:
+    """What was found of one target.
+
+    Attributes:
+        exported: site -> the op that it had when it was exported.
+        unsettled: what could not be measured, and why.
+    """
+
+    target: Mapping[str, Any]
+    runtime: str
+    new: bool
+    contest: Contest
+    exported: dict[str, str | None]
+    sites: list[dict[str, Any]] = field(default_factory=list)
+    unsettled: list[str] = field(default_factory=list)
+
+    @property
+    def component(self) -> str:
+        return str(self.target["component"])
+
+
+def tune_runtime(
+    bundle: bundles.Bundle,
+    target: Mapping[str, Any],
+    runtime: str,
+    base: Base,
+    case: Case,
+    cases: Sequence[Case],
+    folder: Path,
+    clock: Clock,
+    until: float,
+    progress: Progress,
+    *,
+    cache: bool,
+    new: bool,
+) -> Found:
+    """Measure what there is time for.
+
+    Args:
+        until: seconds of the clock at which nothing new is begun.
+        new: the target is another runtime's, whose graph is lowered for this one.
+    """
+    folder.mkdir()
+    begun = clock.spent
+
+    def share(part: float) -> float:
+        return begun + part * (until - begun)
+
+    stage = Stage(folder, bundle, target, case.name)
+    plain, exported = _plain(bundle, target, runtime, base, new)
+    found = Found(target, runtime, new, Contest(stage, plain, clock, progress), exported)
+    if target["precision"] == "fp32":
+        made = uniform(base, runtime, progress)
+        own = [c for c in cases if c.component == case.component]
+        times = _sites(found, bundle, made, own, case, folder, share(SITES), progress)
+        _describe(found, times, runtime, cache)
+        variants = _mixed(base, runtime, made, times, plain)
+        if isinstance(target.get("tuned"), dict) and not new:
+            variants.insert(0, _as_it_is(bundle, target, BEFORE, settings_of(target)))
+        found.contest.run("lowerings", variants, share(GRAPHS), least=1)
+        fusions = _fusions(base, runtime, found.contest.best)
+        found.contest.run("fusions", fusions, share(FUSIONS))
+    found.contest.run("optimisation", _levels(runtime, found.contest.best), share(FUSIONS))
+    found.contest.run("threads", _threads(runtime, found.contest.best), until)
+    found.contest.settle_spinning(SLEEPING)
+    return found
+
+
+def _plain(
+    bundle: bundles.Bundle, target: Mapping[str, Any], runtime: str, base: Base, new: bool
+) -> tuple[Variant, dict[str, str | None]]:
+    """What `export` makes: the file, or for a tuned one and another runtime the same made again."""
+    tuned = target.get("tuned")
+    before = tuned.get("exported") if isinstance(tuned, dict) else None
+    if new:
+        made = lowered(base, runtime, None)
+        return made.variant(runtime, PLAIN, "as export makes it"), made.ops_by_site()
+    if isinstance(before, dict) and target["precision"] == "fp32":
+        plan = {name: op for name, op in before.items() if isinstance(op, str)}
+        made = lowered(base, runtime, planned(runtime, plan))
+        return made.variant(runtime, PLAIN, "as it was exported, made again"), dict(before)
+    ops = {str(site["name"]): site.get("lowering") for site in target["sites"]}
+    return _as_it_is(bundle, target, PLAIN, Settings()), ops
+
+
+def _as_it_is(
+    bundle: bundles.Bundle, target: Mapping[str, Any], name: str, settings: Settings
+) -> Variant:
+    model = ir.load(bundle.model_path(target))
+    account = {key: target[key] for key in ACCOUNT if key in target}
+    how = "the bundle's graph" + (f", {settings}" if str(settings) else "")
+    return Variant(name, str(target["runtime"]), model, account, settings, how)
+
+
+def _sites(
+    found: Found,
+    bundle: bundles.Bundle,
+    made: Sequence[Lowered],
+    cases: Sequence[Case],
+    case: Case,
+    folder: Path,
+    until: float,
+    progress: Progress,
+) -> dict[Kind, list[SiteTimes]]:
+    """Every kind of sites at every length, the timed case's first, while there is time."""
+    kinds = made[0].kinds if made else ()
+    clock, times = found.contest.clock, dict[Kind, list[SiteTimes]]()
+    wanted = lengths(bundle, made[0].model, cases, case) if made else []
+    for number, (length, kind) in enumerate((le, k) for le in wanted for k in kinds):
+        name = kind.names[0]
+        ops = {m.op: m for m in made if m.ops_by_site().get(name) == m.op}
+        if len(ops) < 2:
+            continue
+        cost = STARTING + len(ops) * (EACH + FEWEST_ROUNDS * sites.PACE.round)
+        if clock.spent + cost > until:
+            found.contest.skipped.append(f"site {name} on {found.runtime} at {length.name}")
+            continue
+        progress(f"timing site {name} on {found.runtime} at {length.name}")
+        try:
+            cuts = cut_site({op: m.model for op, m in ops.items()}, name, made[0].known)
+            given = sites.case_of(
+                next(iter(ops.values())).model, cuts, length.inputs, bundle.path, length.name
+            )
+            place = folder / f"site-{number}"
+            rounds, wrong = sites.times(cuts, given, found.runtime, place, progress)
+            tokens = tokens_at(kind, length.sizes)
+            row = sites.timed(kind, length.sizes, tokens, rounds, wrong)
+        except (AttnExportError, ValueError) as error:
+            observed = error.observed if isinstance(error, AttnExportError) else str(error)
+            found.unsettled.append(f"site {name} was not timed alone: {observed}")
+            continue
+        times.setdefault(kind, []).append(row)
+    return times
+
+
+def _describe(
+    found: Found, times: Mapping[Kind, Sequence[SiteTimes]], runtime: str, cache: bool
+) -> None:
+    """Sites for the manifest, and for exports that come after."""
+    for kind, rows in times.items():
+        site = kind.site
+        found.sites.append(
+            {
+                "sites": list(kind.names), "kind": site.kind, "heads": site.heads,
+                "kv_heads": site.kv_heads, "head_size": site.head_size,
+                "v_head_size": site.v_head_size, "mask": site.mask, "causal": site.causal,
+                "at": [row.to_json() for row in rows], "best": best_of(rows),
+                "buckets": buckets(rows),
+            }
+        )  # fmt: skip
+        for row in rows if cache else ():
+            ms = {op: found.median for op, found in row.ms.items()}
+            caches.write(caches.key_of(runtime, site, kind.form, row.tokens), ms)
+
+
+def _mixed(
+    base: Base,
+    runtime: str,
+    made: Sequence[Lowered],
+    times: Mapping[Kind, Sequence[SiteTimes]],
+    plain: Variant,
+) -> list[Variant]:
+    """The graphs that differ from the plain one: the mix, then by what their sites took."""
+    plan = {name: best_of(rows) for kind, rows in times.items() for name in kind.names}
+    have = [tuple(site.get("lowering") for site in plain.account["sites"])]
+    variants = []
+    if len(set(plan.values())) > 1:
+        mixed = lowered(base, runtime, planned(runtime, plan), MIX)
+        if all(mixed.ops != other.ops for other in made) and mixed.ops not in have:
+            how = ", ".join(f"{op} {n}" for op, n in Counter(map(str, mixed.ops)).items())
+            variants.append(mixed.variant(runtime, MIX, how))
+
+    def estimate(one: Lowered) -> float:
+        ops = one.ops_by_site()
+        return sum(
+            row.ms[op].median if (op := str(ops.get(name))) in row.ms else 0.0
+            for kind, rows in times.items()
+            for row in rows[:1]
+            for name in kind.names
+        )
+
+    others = [one for one in made if one.ops not in have]
+    for one in sorted(others, key=estimate):
+        how = ", ".join(f"{op} {n}" for op, n in Counter(map(str, one.ops)).items())
+        variants.append(one.variant(runtime, one.op, how))
+    return variants
+
+
+def _fusions(base: Base, runtime: str, best: Variant) -> list[Variant]:
+    """The best graph with more fused, and with its projections in the other form."""
+    variants = []
+    fused = best.model.clone()
+    if runtime in (CPU, CUDA) and (count := fuse_skip_layer_norm(fused, base.sizes)):
+        account = {**best.account}
+        how = f"{count} com.microsoft.SkipLayerNormalization"
+        variants.append(
+            Variant(f"{best.name}, sums fused", runtime, fused, account, best.settings, how)
+        )
+    ops = {str(s["name"]): s.get("lowering") for s in best.account["sites"]}
+    plan = {name: op for name, op in ops.items() if isinstance(op, str)}
+    if plan and contrib_attention.NAME not in plan.values():
+        for form in (PACKED,) if base.merged else (PACKED, SEPARATE):
+            made = lowered(base, runtime, planned(runtime, plan), projections=form)
+            if _products(made.model) != _products(best.model):
+                variants.append(made.variant(runtime, f"{best.name}, {form}", form))
+    return variants
+
+
+def _products(model: ir.Model) -> int:
+    return sum(node.op_type in ("MatMul", "Gemm", "Split") for node in model.graph)
+
+
+def _levels(runtime: str, best: Variant) -> list[Variant]:
+    """What ONNX Runtime makes of the graph before it runs it."""
+    if not runtime.startswith("ort-"):
+        return []
+    ops = Counter(node.op_type for node in best.model.graph)
+    found = [Settings(level="extended"), Settings(level="basic")]
+    if ops["Gelu"] and ops["Add"]:
+        found.append(Settings(without=("BiasGeluFusion",)))
+    if ops["LayerNormalization"] and ops["Add"]:
+        found.append(Settings(without=("SkipLayerNormFusion",)))
+    if runtime == CUDA and ops["Conv"]:
+        found.append(Settings(provider={"prefer_nhwc": "1"}))
+    return [_also(best, settings) for settings in found]
+
+
+def _threads(runtime: str, best: Variant) -> list[Variant]:
+    if runtime.startswith("ort-") and runtime != CPU:
+        return []
+    most = cores()
+    counts = sorted({max(1, most // 2), 1} - {most}, reverse=True)
+    variants = [_also(best, Settings(threads=count)) for count in counts]
+    if runtime == CPU and most > 1:
+        variants.append(_also(best, Settings(spinning=False)))
+    return variants
+
+
+def _also(best: Variant, added: Settings) -> Variant:
+    """The best one with one more setting."""
+    without = (*best.settings.without, *added.without)
+    merged = Settings(**{**vars(best.settings), **_given(added), "without": without})
+    name = str(added)
+    return best.with_settings(name if best.name == PLAIN else f"{best.name}, {name}", merged)
+
+
+def _given(settings: Settings) -> dict[str, Any]:
+    return {key: value for key, value in vars(settings).items() if value not in ("", (), {}, None)}
