@@ -16,6 +16,7 @@ from attn_export.file_cases import FileCases
 from attn_export.onnx_file import OnnxFile
 from attn_export.precision.names import check_target, lowering_options, parse_precisions
 from attn_export.right_padded import parse
+from attn_export.tuning import cache as caches
 
 Progress = Callable[[str], None]
 
@@ -64,8 +65,9 @@ def account_of(
     """Lower the file's graph in place; the sites as `inspect --json` prints them, and all notes."""
     options = lowering_options(precision)
     found = lower(
-        file.model, runtime, cases.sizes, lowering, progress, less_work=less_work, **options
-    )
+        file.model, runtime, cases.sizes, lowering, progress,
+        less_work=less_work, order=caches.order(runtime), **options,
+    )  # fmt: skip
     notes = [*file.notes, *cases.notes, *causal_notes(found)]
     notes += unused_promises(found, promised(file.model))
     if found.total == 0:
@@ -99,7 +101,8 @@ def inspect_source(
             restore_mode(flags)
         options = lowering_options(precision)
         sizes = sizes_of(graph.spec)
-        account = lower(graph.model, runtime, sizes, progress=progress, **options)
+        order = caches.order(runtime)
+        account = lower(graph.model, runtime, sizes, progress=progress, order=order, **options)
         accounts.append(
             {"model": f"{origin} {component}".removesuffix(" model"), **account.to_json()}
         )

@@ -38,6 +38,14 @@ def cli(tmp_path: Path) -> Cli:
     return call
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test sees what was measured on this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATTN_EXPORT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def digits_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`vit-digits`, exported once. Tests that change a bundle take `bundle_copy`."""

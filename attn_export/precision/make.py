@@ -28,6 +28,7 @@ from attn_export.precision.plan import summary
 from attn_export.precision.stand_in import STAND_IN
 from attn_export.precision.whole import fused_ops, wrapped
 from attn_export.reference import Case
+from attn_export.tuning import cache as caches
 
 CALIBRATION = 32  # held-out samples that ranges of int8 are taken from
 Progress = Callable[[str], None]
@@ -105,6 +106,7 @@ def make(
         request.lowering,
         progress,
         less_work=request.less_work,
+        order=caches.order(target.runtime),
         **lowering_options(precision),
     )
     described: dict[str, Any] = {"precision": precision}

@@ -35,14 +35,29 @@ class Choice:
 def order(bundle: Bundle, components: Sequence[str]) -> list[str]:
     """The runtimes that have a graph of every component, best first.
 
-    Those that were measured are in the order of their medians. One that was not (no device was
+    Those that were measured are in the order of their medians, the one that `tune` found fastest
+    before all: it knows which differences are noise. One that was not measured (no device was
     there) keeps its place in the default order, so that the CPU's figure does not rank it last.
     """
     have = [{target["runtime"] for target in bundle.targets(name)} for name in components]
     names = [name for name in DEFAULT_ORDER if all(name in runtimes for runtimes in have)]
     measured = medians(bundle, components)
-    ranked = iter(sorted((name for name in names if name in measured), key=measured.__getitem__))
+    best = tuned(bundle, components)
+    ranked = iter(
+        sorted(
+            (name for name in names if name in measured),
+            key=lambda name: (name != best, measured[name]),
+        )
+    )
     return [next(ranked) if name in measured else name for name in names]
+
+
+def tuned(bundle: Bundle, components: Sequence[str]) -> str:
+    """The runtime that `tune` found fastest for each of the components; empty where it is not one."""
+    found = bundle.manifest.get("tuned")
+    rows = [found.get(name) for name in components] if isinstance(found, dict) else []
+    names = {str(row.get("runtime")) if isinstance(row, dict) else "" for row in rows}
+    return names.pop() if len(names) == 1 else ""
 
 
 def reason(bundle: Bundle, components: Sequence[str], runtime: str) -> str:
@@ -54,7 +69,10 @@ def reason(bundle: Bundle, components: Sequence[str], runtime: str) -> str:
     if found is None:
         return f"not measured, the first that works of {', '.join(names)}"
     place = processor(bundle, runtime)
-    return f"measured at {found:.3g} ms" + (f" on {place}" if place else "")
+    told = f"measured at {found:.3g} ms" + (f" on {place}" if place else "")
+    return told + (
+        ", the fastest when it was tuned" if runtime == tuned(bundle, components) else ""
+    )
 
 
 def behind(bundle: Bundle, components: Sequence[str], runtime: str, taken: str) -> str:

@@ -6,11 +6,12 @@ what the site computes. `ATTN_EXPORT_CACHE` names the folder, else it is the use
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,10 +48,9 @@ def key_of(runtime: str, site: Site, form: Form, tokens: tuple[int, int]) -> dic
         return names.setdefault(str(value), f"size {len(names)}") if symbolic else value
 
     asked = {name: plain(value, name) for name, value in asdict(form).items() if name != "batch"}
-    here = machine(cores())
     return {
         "format": FORMAT,
-        "machine": {name: here[name] for name in SAME},
+        "machine": _here(),
         "runtime": runtime,
         "version": runtime_version(runtime)[0],
         "attn-export": versions().get("attn-export", ""),
@@ -61,20 +61,31 @@ def key_of(runtime: str, site: Site, form: Form, tokens: tuple[int, int]) -> dic
     }
 
 
+@functools.cache
+def _here() -> dict[str, Any]:
+    found = machine(cores())
+    return {name: found[name] for name in SAME}
+
+
 def path_of(key: Mapping[str, Any]) -> Path:
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     return folder() / f"{digest[:32]}.json"
 
 
-def write(key: Mapping[str, Any], ms: Mapping[str, float]) -> Path:
+def write(key: Mapping[str, Any], ms: Mapping[str, float], as_fast: Sequence[str] = ()) -> Path:
     """Keep what was measured, over what was kept before.
+
+    Args:
+        as_fast: the ops that the fastest one was not faster than beyond noise.
 
     Raises:
         FileError: the folder cannot be written to.
     """
     path = path_of(key)
     written = datetime.now(UTC).isoformat(timespec="seconds")
-    entry = {"key": key, "ms": dict(ms), "written": written}
+    noise = max((ms[op] for op in as_fast), default=0.0) / min(ms.values())
+    clear = max(NOISE, noise * (1 + 1e-9))
+    entry = {"key": key, "ms": dict(ms), "clear": clear, "written": written}
     with write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, json.dumps(entry, indent=1) + "\n")
@@ -89,13 +100,14 @@ def read(key: Mapping[str, Any]) -> Measured | None:
     try:
         entry = json.loads(path.read_text())
         ms = {str(op): float(number) for op, number in entry["ms"].items()}
-        if not ms or entry["key"] != key or min(ms.values()) <= 0:
+        clear = float(entry["clear"])
+        if not ms or entry["key"] != key or min(ms.values()) <= 0 or clear < 1:
             raise ValueError("it is of something else")
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         log.warning("%s is left out, it is not what tune writes (%s)", path, error)
         return None
     S, T = key["tokens"]
-    return Measured(ms, f"{S} x {T} tokens", f"measured here, {entry.get('written')}", NOISE)
+    return Measured(ms, f"{S} x {T} tokens", f"measured here, {entry.get('written')}", clear)
 
 
 def order(runtime: str) -> Order:

@@ -11,7 +11,8 @@ from attn_export.attention.lower import contrib_attention
 from attn_export.attention.lowering import BUILDERS, Order, lower
 from attn_export.attention.site import Account, Site
 from attn_export.attention.unfuse import unfuse
-from attn_export.capability import DECOMPOSED, KERNELS, Form, Preference, preference
+from attn_export.capability import DECOMPOSED, KERNELS, Form, Preference, preference, why_not
+from attn_export.runtimes.packages import runtime_version
 from attn_export.tuning.bases import Base
 from attn_export.tuning.cuts import values_of
 from attn_export.tuning.sites import Kind
@@ -109,14 +110,33 @@ def planned(runtime: str, plan: Mapping[str, str]) -> Order:
     return asked
 
 
-def uniform(base: Base, runtime: str, progress: Callable[[str], None]) -> list[Lowered]:
-    """Each op on every site where it is legal; those that no site takes are left out."""
+def uniform(
+    base: Base, runtime: str, progress: Callable[[str], None], made: Sequence[Lowered] = ()
+) -> list[Lowered]:
+    """Each op on every site where it is legal; those that no site takes are left out.
+
+    Args:
+        made: what was lowered from the same base for another runtime; whatever is legal here too
+            is taken as it is.
+    """
+    version, _ = runtime_version(runtime)
+
+    def is_legal(op: str | None, form: Form) -> bool:
+        return op is not None and why_not(op, runtime, version, form) is None
+
     found: list[Lowered] = []
     for op in ops_of(runtime):
-        progress(f"lowering to {op} for {runtime}")
-        made = lowered(base, runtime, first(runtime, op), op)
-        if op in made.ops and all(made.ops != other.ops for other in found):
-            found.append(made)
+        kinds = found[0].kinds if found else made[0].kinds if made else ()
+        if kinds and not any(is_legal(op, kind.form) for kind in kinds):
+            continue
+        again = next((one for one in made if one.op == op), None)
+        if again is None or not all(
+            is_legal(again.ops_by_site()[name], kind.form) for kind in kinds for name in kind.names
+        ):
+            progress(f"lowering to {op} for {runtime}")
+            again = lowered(base, runtime, first(runtime, op), op)
+        if op in again.ops and all(again.ops != other.ops for other in found):
+            found.append(again)
     return found
 
 

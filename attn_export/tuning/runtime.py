@@ -52,6 +52,7 @@ class Found:
 
     Attributes:
         exported: site -> the op that it had when it was exported.
+        made: its graph with each op.
         unsettled: what could not be measured, and why.
     """
 
@@ -60,6 +61,7 @@ class Found:
     new: bool
     contest: Contest
     exported: dict[str, str | None]
+    made: Sequence[Lowered] = ()
     sites: list[dict[str, Any]] = field(default_factory=list)
     unsettled: list[str] = field(default_factory=list)
 
@@ -82,12 +84,14 @@ def tune_runtime(
     *,
     cache: bool,
     new: bool,
+    made: Sequence[Lowered] = (),
 ) -> Found:
     """Measure what there is time for.
 
     Args:
         until: seconds of the clock at which nothing new is begun.
         new: the target is another runtime's, whose graph is lowered for this one.
+        made: what was lowered from the same base for another runtime.
     """
     folder.mkdir()
     begun = clock.spent
@@ -96,10 +100,11 @@ def tune_runtime(
         return begun + part * (until - begun)
 
     stage = Stage(folder, bundle, target, case.name)
-    plain, exported = _plain(bundle, target, runtime, base, new)
-    found = Found(target, runtime, new, Contest(stage, plain, clock, progress), exported)
-    if target["precision"] == "fp32":
-        made = uniform(base, runtime, progress)
+    single = target["precision"] == "fp32"
+    made = uniform(base, runtime, progress, made) if single else []
+    plain, exported = _plain(bundle, target, runtime, base, made if new else ())
+    found = Found(target, runtime, new, Contest(stage, plain, clock, progress), exported, made)
+    if single:
         own = [c for c in cases if c.component == case.component]
         times = _sites(found, bundle, made, own, case, folder, share(SITES), progress)
         _describe(found, times, runtime, cache)
@@ -116,18 +121,25 @@ def tune_runtime(
 
 
 def _plain(
-    bundle: bundles.Bundle, target: Mapping[str, Any], runtime: str, base: Base, new: bool
+    bundle: bundles.Bundle,
+    target: Mapping[str, Any],
+    runtime: str,
+    base: Base,
+    made: Sequence[Lowered],
 ) -> tuple[Variant, dict[str, str | None]]:
-    """What `export` makes: the file, or for a tuned one and another runtime the same made again."""
+    """What `export` makes: the file, or for a tuned one the same made again.
+
+    Args:
+        made: lowerings for a runtime that the bundle has no graph for, the usual one first.
+    """
     tuned = target.get("tuned")
     before = tuned.get("exported") if isinstance(tuned, dict) else None
-    if new:
-        made = lowered(base, runtime, None)
-        return made.variant(runtime, PLAIN, "as export makes it"), made.ops_by_site()
+    if made:
+        return made[0].variant(runtime, PLAIN, "as export makes it"), made[0].ops_by_site()
     if isinstance(before, dict) and target["precision"] == "fp32":
         plan = {name: op for name, op in before.items() if isinstance(op, str)}
-        made = lowered(base, runtime, planned(runtime, plan))
-        return made.variant(runtime, PLAIN, "as it was exported, made again"), dict(before)
+        again = lowered(base, runtime, planned(runtime, plan))
+        return again.variant(runtime, PLAIN, "as it was exported, made again"), dict(before)
     ops = {str(site["name"]): site.get("lowering") for site in target["sites"]}
     return _as_it_is(bundle, target, PLAIN, Settings()), ops
 
@@ -198,8 +210,9 @@ def _describe(
             }
         )  # fmt: skip
         for row in rows if cache else ():
-            ms = {op: found.median for op, found in row.ms.items()}
-            caches.write(caches.key_of(runtime, site, kind.form, row.tokens), ms)
+            ms = {op: latency.median for op, latency in row.ms.items()}
+            key = caches.key_of(runtime, site, kind.form, row.tokens)
+            caches.write(key, ms, row.as_fast)
 
 
 def _mixed(

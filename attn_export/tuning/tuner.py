@@ -94,25 +94,31 @@ def tune(
     }
     exported = bases.from_source(found, source, sizes) if source else {}
     done: list[Found] = []
+    read: dict[str, bases.Base] = {}
     notes = list(request.notes)
     with scratch(found.path.resolve()) as stage:
         for index, wanted in enumerate(request.wanted):
             component = str(wanted.target["component"])
-            base = exported.get(component) or bases.from_file(
-                found, wanted.target, sizes[component]
-            )
+            file = str(wanted.target["file"])
+            if file not in read:
+                read[file] = exported.get(component) or bases.from_file(
+                    found, wanted.target, sizes[component]
+                )
+            base = read[file]
             notes += [note for note in base.notes if note not in notes]
+            made = next((f.made for f in done if f.target["file"] == file), ())
             until = clock.spent + (OWN * clock.left) / (len(request.wanted) - index)
             done.append(
                 tune_runtime(
                     found, wanted.target, wanted.runtime, base, timed[component], cases,
                     stage / f"{index}", clock, until, progress, cache=cache, new=wanted.new,
+                    made=made,
                 )
             )  # fmt: skip
         chosen = compare(found, done, stage, timed, clock, progress)
         result = Tuned(str(found.path), done, chosen, notes, clock.budget, clock.spent)
-        made = publish(found, result, runtimes, progress)
-    result.seconds, result.changed = clock.spent, made
+        result.changed = publish(found, result, runtimes, progress)
+    result.seconds = clock.spent
     return result
 
 
