@@ -53,7 +53,7 @@ def order(bundle: Bundle, components: Sequence[str]) -> list[str]:
 
 
 def tuned(bundle: Bundle, components: Sequence[str]) -> str:
-    """The runtime that `tune` found fastest for each of the components; empty where it is not one."""
+    """The runtime that `tune` found fastest for all components; empty where there is none."""
     found = bundle.manifest.get("tuned")
     rows = [found.get(name) for name in components] if isinstance(found, dict) else []
     names = {str(row.get("runtime")) if isinstance(row, dict) else "" for row in rows}
