@@ -1,12 +1,14 @@
 """The table that `--lowering auto` asks where this machine's cache knows nothing.
 
-    python benchmarks/lowering_table.py [--runtime ort-cpu] [--seconds 0.6] [-o TABLE.json]
+    python benchmarks/lowering_table.py [--runtime ort-cpu] [--seconds 0.6] [--busy] [-o TABLE.json]
 
 What each legal op takes for one self-attention with its projections, at several sizes. Each op runs
 in a process of its own, once its answers are those of the graph before lowering; the ops of a size
 take turns in rounds. Kept is the fastest call of each: whatever else runs only ever adds time.
-Without -o the table is printed alone; with `-o attn_export/capability/lowering_table.json` it is the
-one that is shipped, where rows of other runtimes stay.
+--busy is for a machine that others use meanwhile: the CPU time of one thread instead of the clock's
+on all cores, in one process. Without -o the table is printed alone;
+`-o attn_export/capability/lowering_table.json` makes it the shipped one, where rows of other
+runtimes stay.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,11 +33,14 @@ from attn_export.bench.machine import machine
 from attn_export.bench.stats import FEWEST_ROUNDS
 from attn_export.capability import RUNTIMES
 from attn_export.cli.plain_table import plain_table
+from attn_export.parity.compare import compare_outputs
+from attn_export.reference import Case
 from attn_export.runtimes.packages import runtime_version
+from attn_export.runtimes.table import find
 from attn_export.runtimes.threads import cores
 from attn_export.tuning import sites
 from attn_export.tuning.bases import Base
-from attn_export.tuning.cuts import cut_site
+from attn_export.tuning.cuts import Cuts, cut_site
 from attn_export.tuning.lowerings import uniform
 
 HEADS = ((3, 64), (8, 64), (12, 64), (8, 32))
@@ -73,7 +80,15 @@ def graph(heads: int, head_size: int, mask: str) -> ir.Model:
 
 
 def measure(
-    runtime: str, heads: int, head_size: int, tokens: int, mask: str, pace: Pace, folder: Path
+    runtime: str,
+    heads: int,
+    head_size: int,
+    tokens: int,
+    mask: str,
+    pace: Pace,
+    folder: Path,
+    *,
+    busy: bool,
 ) -> dict[str, float]:
     """op -> the fastest call in milliseconds."""
 
@@ -96,20 +111,50 @@ def measure(
     name = made[0].kinds[0].names[0]
     cuts = cut_site({one.op: one.model for one in made}, name, made[0].known)
     case = sites.case_of(made[-1].model, cuts, inputs, folder, "size")
+    if busy:
+        return cpu_times(cuts, case, runtime, pace)
     rounds, wrong = sites.times(cuts, case, runtime, folder / "parts", lambda _: None, pace)
     for op, why in wrong.items():
         Console(stderr=True).print(f"{op} was not timed: {why}")
     return {op: round(min(min(times) for times in row), 4) for op, row in rounds.items()}
 
 
-def source(runtime: str) -> str:
+def cpu_times(cuts: Cuts, case: Case, runtime: str, pace: Pace) -> dict[str, float]:
+    """op -> the least CPU time of a call on one thread, in milliseconds; ops take turns."""
+    least: dict[str, float] = {}
+    with ExitStack() as stack:
+        sessions = {
+            op: stack.enter_context(find(runtime).load(part.SerializeToString(), 1))
+            for op, part in cuts.parts.items()
+        }
+        for op, session in sessions.items():
+            for found in compare_outputs(
+                session.run(case.inputs), case.outputs, case.allowed, {}, {}
+            ):
+                if not found.passed:
+                    raise SystemExit(f"{op}: {found.problem}")
+        for _ in range(2 * FEWEST_ROUNDS):
+            for op, session in sessions.items():
+                until = time.process_time() + pace.round / 2
+                while True:
+                    begun = time.process_time()
+                    session.run(case.inputs)
+                    ended = time.process_time()
+                    least[op] = min(least.get(op, np.inf), (ended - begun) * 1e3)
+                    if ended > until:
+                        break
+    return {op: round(ms, 4) for op, ms in least.items()}
+
+
+def source(runtime: str, *, busy: bool) -> str:
     """Where the times come from, in words."""
     here = machine(cores())
     version, _ = runtime_version(runtime)
     day = datetime.now(UTC).date().isoformat()
+    how = "CPU time of one thread" if busy else f"{here['threads']} threads"
     return (
-        f"fastest calls of benchmarks/lowering_table.py on {here['processor']}, {here['threads']}"
-        f" threads, load {here['load_average']} before it, {RUNTIMES[runtime]} {version}, {day}"
+        f"fastest calls of benchmarks/lowering_table.py, {how}, {here['processor']},"
+        f" {RUNTIMES[runtime]} {version}, {day}"
     )
 
 
@@ -118,6 +163,7 @@ def main() -> None:
     parser.add_argument("--runtime", action="append", choices=["ort-cpu", "ort-cuda", "openvino"])
     parser.add_argument("--seconds", type=float, default=0.6, help="timed seconds an op and size")
     parser.add_argument("-o", "--output", type=Path, help="the table to write into")
+    parser.add_argument("--busy", action="store_true", help="CPU time of one thread")
     parser.add_argument("--only-tokens", type=int, action="append")
     args = parser.parse_args()
     pace = Pace(round=args.seconds / FEWEST_ROUNDS, warm_up=0.2)
@@ -127,13 +173,15 @@ def main() -> None:
         found = json.loads(args.output.read_text())
     for runtime in args.runtime or ["ort-cpu"]:
         found["rows"] = [row for row in found["rows"] if row["runtime"] != runtime]
-        found["sources"][runtime] = source(runtime)
+        found["sources"][runtime] = source(runtime, busy=args.busy)
         for (heads, size), tokens in configurations:
             if args.only_tokens and tokens not in args.only_tokens:
                 continue
             for mask in MASKS:
                 with tempfile.TemporaryDirectory() as folder:
-                    ms = measure(runtime, heads, size, tokens, mask, pace, Path(folder))
+                    ms = measure(
+                        runtime, heads, size, tokens, mask, pace, Path(folder), busy=args.busy
+                    )
                 row = {
                     "runtime": runtime, "mask": mask, "heads": heads, "head_size": size,
                     "tokens": tokens, "ms": ms,
