@@ -186,6 +186,7 @@ def test_production_shows_the_sites_of_a_bundle(
         (["bench", "BUNDLE", "--baseline", "torch"], "export"),
         (["inspect", "BUNDLE/model.cpu.onnx"], "graph"),
         (["fuse", "BUNDLE/model.cpu.onnx", "-o", "out"], "graph"),
+        (["tune", "BUNDLE"], "graph"),
         (["report", "BUNDLE"], "report"),
     ],
 )
