@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import shutil
@@ -11,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from attn_export.errors import FileError, UsageError
+
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 
 
 @contextmanager
@@ -39,6 +42,8 @@ def _swap(stage: Path, target: Path) -> None:
     if not target.exists():
         stage.rename(target)
         return
+    if exchange(stage, target):
+        return  # what was there goes with the scratch folder
     old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
     try:
         target.rename(old / "old")
@@ -47,6 +52,16 @@ def _swap(stage: Path, target: Path) -> None:
         if not target.exists():
             (old / "old").rename(target)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Let two names change places in one step, so that neither is ever missing; False where the
+    system or the disk cannot (renameat2(2) of Linux)."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    if rename is None:
+        return False
+    names = (os.fsencode(one), os.fsencode(other))
+    return bool(rename(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0)
 
 
 @contextmanager

@@ -100,7 +100,7 @@ def measure(
                 value.shape = ir.Shape([1, "tokens", heads * head_size])
         return model, lambda: None
 
-    made = uniform(Base(fresh, folder, [{"tokens": PROVED_AT}]), runtime, lambda _: None)
+    made, _ = uniform(Base(fresh, folder, [{"tokens": PROVED_AT}]), runtime, lambda _: None)
     rng = np.random.default_rng(1)
     inputs: dict[str, Any] = {
         "x": rng.standard_normal((1, tokens, heads * head_size)).astype(np.float32)

@@ -14,7 +14,7 @@ import pytest
 
 from attn_export import bundle as bundles
 from attn_export.errors import FileError, UsageError
-from attn_export.storage import sha256, staged, write_file
+from attn_export.storage import exchange, sha256, staged, write_file
 
 
 @pytest.fixture
@@ -115,8 +115,10 @@ def test_replacing_takes_every_old_file_away(tmp_path: Path) -> None:
 INTERRUPT_BETWEEN_THE_RENAMES = """
 import os, signal, sys
 from pathlib import Path
+from attn_export import storage
 from attn_export.storage import staged
 
+storage.exchange = lambda *_: False  # as on a disk that cannot do it in one step
 renames = []
 def watch(event, arguments):
     if event == "os.rename":
@@ -139,6 +141,17 @@ def test_ctrl_c_between_the_two_renames_leaves_the_old_folder_or_the_new(tmp_pat
     assert done.returncode == -signal.SIGINT, done.stderr
     assert [p.name for p in tmp_path.iterdir()] == ["target"]
     assert (target / "a").read_text() in ("old", "new")
+
+
+def test_where_the_disk_can_two_folders_change_places_in_one_step(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    if not exchange(tmp_path / "one", tmp_path / "other"):
+        pytest.skip("this disk cannot exchange two names")
+    assert [p.name for p in (tmp_path / "one").iterdir()] == ["other"]
+    assert exchange(tmp_path / "one", tmp_path / "missing") is False
+    assert [p.name for p in (tmp_path / "one").iterdir()] == ["other"]
 
 
 def test_a_foreign_folder_is_not_overwritten(tmp_path: Path) -> None:

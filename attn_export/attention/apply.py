@@ -33,7 +33,7 @@ def apply(
         raise ValueError(f"'{rewrite.old.name}' is not computed in the graph")
     graph = anchor.graph  # the main graph, or the body of an If, a Loop or a Scan
     for weight in rewrite.weights:
-        graph.register_initializer(weight)
+        register(graph, weight)
     graph.insert_after(anchor, rewrite.nodes)
     try:
         problem = prove(model, rewrite, sizes, brief=brief, magnitudes=magnitudes).problem
@@ -54,6 +54,15 @@ def apply(
         old.name, new.name = f"{old.name}_unfused", old.name
     if rewrite.also:
         graph.sort()  # what reads a present key may stand before the node that now gives it
+
+
+def register(graph: ir.Graph, weight: ir.Value) -> None:
+    """Add an initializer, under another name where a graph that was lowered before has its own."""
+    wanted, number = str(weight.name), 0
+    while weight.name in graph.initializers:
+        number += 1
+        weight.name = f"{wanted}.{number}"
+    graph.register_initializer(weight)
 
 
 def _replace(graph: ir.Graph, old: ir.Value, new: ir.Value, upstream: set[ir.Node]) -> None:

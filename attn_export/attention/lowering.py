@@ -113,6 +113,7 @@ def lower(
         RemoveUnusedNodesPass()(model)
         drop_unused_initializers(model)
         rotary = with_folded(model, rotary, runtime)
+        name_nodes(model)  # a graph that was lowered before has names like those of new nodes
     unseen = NotLowerable(Reason.NOT_RECOGNISED, "it is counted, but the finder does not take it")
     unrecognised = tuple(
         (name, unseen.reason, str(unseen)) for name in counted if name not in known
@@ -242,7 +243,9 @@ def _take(
 
 def _rule(choice: str, chosen: Preference) -> str:
     """Why the op that was taken is the one that is wanted."""
-    return "--lowering decomposed" if choice == "decomposed" else f"{chosen.why} ({chosen.source})"
+    if choice == "decomposed":
+        return "--lowering decomposed"
+    return f"{chosen.why} ({chosen.source})" if chosen.why else ""
 
 
 def _general_last(reasons: Mapping[str, NotLowerable]) -> tuple[NotLowerable, ...]:

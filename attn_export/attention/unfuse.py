@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from attn_export.attention.apply import drop_unused_initializers
+from attn_export.attention.apply import drop_unused_initializers, register
 from attn_export.attention.builder import Builder
 from attn_export.attention.fused import is_fused
 from attn_export.attention.layout import constant
@@ -54,7 +54,7 @@ def _replace(node: ir.Node, builder: Builder, new: list[ir.Value]) -> None:
     if not isinstance(graph, ir.Graph):
         raise ValueError(f"'{node.name}' lies in no graph")
     for weight in builder.weights:
-        graph.register_initializer(weight)
+        register(graph, weight)
     graph.insert_before(node, builder.nodes)
     for old, made in zip(node.outputs, new, strict=False):
         made.shape, made.type = old.shape, old.type

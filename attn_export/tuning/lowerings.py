@@ -111,13 +111,21 @@ def planned(runtime: str, plan: Mapping[str, str]) -> Order:
 
 
 def uniform(
-    base: Base, runtime: str, progress: Callable[[str], None], made: Sequence[Lowered] = ()
-) -> list[Lowered]:
+    base: Base,
+    runtime: str,
+    progress: Callable[[str], None],
+    made: Sequence[Lowered] = (),
+    late: Callable[[], bool] = lambda: False,
+) -> tuple[list[Lowered], list[str]]:
     """Each op on every site where it is legal; those that no site takes are left out.
 
     Args:
         made: what was lowered from the same base for another runtime; whatever is legal here too
             is taken as it is.
+        late: whether there is no time for more than two.
+
+    Returns:
+        the lowerings, and the ops that there was no time for.
     """
     version, _ = runtime_version(runtime)
 
@@ -125,6 +133,7 @@ def uniform(
         return op is not None and why_not(op, runtime, version, form) is None
 
     found: list[Lowered] = []
+    skipped: list[str] = []
     for op in ops_of(runtime):
         kinds = found[0].kinds if found else made[0].kinds if made else ()
         if kinds and not any(is_legal(op, kind.form) for kind in kinds):
@@ -133,11 +142,14 @@ def uniform(
         if again is None or not all(
             is_legal(again.ops_by_site()[name], kind.form) for kind in kinds for name in kind.names
         ):
+            if len(found) > 1 and late():
+                skipped.append(op)
+                continue
             progress(f"lowering to {op} for {runtime}")
             again = lowered(base, runtime, first(runtime, op), op)
         if op in again.ops and all(again.ops != other.ops for other in found):
             found.append(again)
-    return found
+    return found, skipped
 
 
 def ops_of(runtime: str) -> list[str]:

@@ -101,9 +101,12 @@ def tune_runtime(
 
     stage = Stage(folder, bundle, target, case.name)
     single = target["precision"] == "fp32"
-    made = uniform(base, runtime, progress, made) if single else []
+    late: list[str] = []
+    if single:
+        made, late = uniform(base, runtime, progress, made, lambda: clock.spent > share(GRAPHS))
     plain, exported = _plain(bundle, target, runtime, base, made if new else ())
     found = Found(target, runtime, new, Contest(stage, plain, clock, progress), exported, made)
+    found.contest.skipped += [f"lowering to {op} for {runtime}" for op in late]
     if single:
         own = [c for c in cases if c.component == case.component]
         times = _sites(found, bundle, made, own, case, folder, share(SITES), progress)
