@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from attn_export.capability.form import Version
 from attn_export.capability.kernels import KERNELS, RUNTIMES
 from attn_export.capability.limits import LIMITS, REQUIREMENTS
+from attn_export.capability.measured import rows, sources
 from attn_export.capability.preference import FAST_KERNELS, PREFERENCES
 from attn_export.capability.rows import BLOCKED_ROWS
 from attn_export.capability.targets import TARGETS
@@ -21,6 +22,12 @@ WebGPU. Rewrites are proved on the CPU provider alone: for any other runtime tha
 
 An op that is not listed under Kernels has none on that runtime. Products, softmax and sums run
 everywhere: that form is called `decomposed`.
+"""
+
+
+MEASURED = """Before that order comes what was clearly faster at the nearest of the sizes below,
+within half and twice of a site's: one self-attention with its projections, batch 1, float32.
+Another machine differs, so measure there: [tune](tune.md).
 """
 
 
@@ -47,10 +54,20 @@ def page() -> str:
         _table("Tried in this order", ("runtime", "when", "ops", "because", "source"),
                ([p.runtime, _conditions(p.when), ", ".join(p.ops), p.why, p.source]
                 for p in PREFERENCES)),
+        MEASURED,
+        *(f"- {runtime}: {source}" for runtime, source in sources().items()),
+        "",
+        _table("Measured", ("runtime", "mask", "heads", "tokens", "milliseconds, fastest first"),
+               ([r["runtime"], r["mask"], f"{r['heads']} of {r['head_size']}", str(r["tokens"]),
+                 _times(r["ms"])] for r in rows())),
         _table("Fast kernels of CUDA", ("kernel", "ops", "dtypes", "not with", "source"),
                ([k.name, ", ".join(k.ops), ", ".join(k.dtypes), ", ".join(k.blockers), k.source]
                 for k in FAST_KERNELS)),
     ])  # fmt: skip
+
+
+def _times(ms: Mapping[str, float]) -> str:
+    return ", ".join(f"{op} {ms[op]:.3g}" for op in sorted(ms, key=ms.__getitem__))
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

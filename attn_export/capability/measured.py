@@ -53,7 +53,7 @@ class Measured:
     def why(self) -> str:
         """A clause about the first op."""
         ranked = sorted(self.ms, key=self.ms.__getitem__)
-        times = ", ".join(f"{name.rpartition('.')[2]} {self.ms[name]:.3g} ms" for name in ranked)
+        times = ", ".join(f"{name} {self.ms[name]:.3g} ms" for name in ranked)
         return f"{times} at {self.where}"
 
 
@@ -70,15 +70,16 @@ def nearest(runtime: str, form: Form, tokens: tuple[int, int] | None = None) -> 
     if form.cache or form.dtype != "float32" or form.kv_heads != form.heads:
         return None
     wanted = (S, T, form.heads * form.head_size)
-    rows = [row for row in _rows() if row["runtime"] == runtime and row["mask"] == mask_of(form)]
-    if not rows:
+    mask = mask_of(form)
+    near = [row for row in rows() if row["runtime"] == runtime and row["mask"] == mask]
+    if not near:
         return None
-    row = min(rows, key=lambda row: _distance(wanted, row))
+    row = min(near, key=lambda row: _distance(wanted, row))
     if _distance(wanted, row) > NEAR:
         return None
     where = f"{row['tokens']} tokens, {row['heads']} heads of {row['head_size']}"
     where += {"none": "", "dense": ", a dense mask", "causal": ", causal"}[row["mask"]]
-    return Measured(row["ms"], where, _source(runtime))
+    return Measured(row["ms"], where, sources()[runtime])
 
 
 def mask_of(form: Form) -> str:
@@ -94,11 +95,13 @@ def _distance(wanted: tuple[int, int, int], row: Mapping[str, Any]) -> float:
     return max(abs(math.log2(a / b)) for a, b in zip(wanted, have, strict=True))
 
 
-def _source(runtime: str) -> str:
-    return str(_table()["sources"][runtime])
+def sources() -> dict[str, str]:
+    """Runtime -> machine, versions and day, in words."""
+    return dict(_table()["sources"])
 
 
-def _rows() -> list[dict[str, Any]]:
+def rows() -> list[dict[str, Any]]:
+    """{"runtime", "mask", "heads", "head_size", "tokens", "ms": {op: milliseconds}}."""
     return list(_table()["rows"])
 
 

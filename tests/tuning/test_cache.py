@@ -45,7 +45,7 @@ def test_what_is_measured_is_found_again() -> None:
     assert found.order((CONTRIB_ATTENTION, STANDARD_ATTENTION)) == (
         DECOMPOSED, STANDARD_ATTENTION, CONTRIB_ATTENTION
     )  # fmt: skip
-    assert found.why == "decomposed 1 ms, Attention 2 ms at 197 x 197 tokens"
+    assert found.why == "decomposed 1 ms, ai.onnx.Attention 2 ms at 197 x 197 tokens"
 
 
 @pytest.mark.parametrize(
@@ -117,9 +117,9 @@ def test_auto_takes_what_was_fastest_here_and_says_so(
     cache.write(asked[0], {MULTI_HEAD_ATTENTION: 1.0, CONTRIB_ATTENTION: 2.0})
     (after,) = inspect_file(file, "cpu", lambda _: None)["sites"]
     assert after["lowering"] == MULTI_HEAD_ATTENTION
-    assert "MultiHeadAttention 1 ms, Attention 2 ms at " in after["reason"]
+    assert "MultiHeadAttention 1 ms, com.microsoft.Attention 2 ms at " in after["reason"]
     cache.write(asked[0], {DECOMPOSED: 1.0, CONTRIB_ATTENTION: 2.0})
     (plain,) = inspect_file(file, "cpu", lambda _: None)["sites"]
     assert (plain["lowering"], plain["status"]) == (DECOMPOSED, "decomposed-by-choice")
-    assert plain["reason"].startswith("decomposed 1 ms, Attention 2 ms at ")
+    assert plain["reason"].startswith("decomposed 1 ms, com.microsoft.Attention 2 ms at ")
     assert json.loads(cache.path_of(asked[0]).read_text())["key"]["runtime"] == CPU
