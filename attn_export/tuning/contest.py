@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -178,10 +178,3 @@ def available_bytes(path: Path = Path("/proc/meminfo")) -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return 8 * 2**30
-
-
-def told(row: Mapping[str, Any]) -> str:
-    """A measured variant in words."""
-    if row["median_ms"] is None:
-        return f"{row['name']}: {row['wrong']}"
-    return f"{row['name']}: {row['median_ms']:.3g} ms"

@@ -11,12 +11,9 @@ from typing import Any
 import onnx_ir as ir
 
 from attn_export import bundle as bundles
-from attn_export.attention.lower import contrib_attention
 from attn_export.bench.stats import FEWEST_ROUNDS
-from attn_export.capability.kernels import CPU, CUDA
 from attn_export.errors import AttnExportError
 from attn_export.reference import Case
-from attn_export.runtimes.threads import cores
 from attn_export.tuned import Settings, settings_of
 from attn_export.tuning import cache as caches
 from attn_export.tuning import sites
@@ -24,13 +21,13 @@ from attn_export.tuning.bases import Base
 from attn_export.tuning.contest import EACH, STARTING, Clock, Contest
 from attn_export.tuning.cuts import cut_site
 from attn_export.tuning.lengths import best_of, buckets, lengths, tokens_at
-from attn_export.tuning.lowerings import PACKED, SEPARATE, Lowered, lowered, planned, uniform
+from attn_export.tuning.lowerings import Lowered, lowered, planned, uniform
 from attn_export.tuning.sites import Kind, SiteTimes
-from attn_export.tuning.skip_layer_norm import fuse_skip_layer_norm
 from attn_export.tuning.stage import Stage, Variant
+from attn_export.tuning.variants import PLAIN, fusions, levels, threads
 
 Progress = Callable[[str], None]
-PLAIN, BEFORE, MIX = "plain export", "as tuned before", "best op of each site"
+BEFORE, MIX = "as tuned before", "best op of each site"
 SLEEPING = "sleeping threads"
 SITES, GRAPHS, FUSIONS = 0.3, 0.6, 0.85  # shares of a target's time until which each may begin
 ACCOUNT = (
@@ -115,10 +112,9 @@ def tune_runtime(
         if isinstance(target.get("tuned"), dict) and not new:
             variants.insert(0, _as_it_is(bundle, target, BEFORE, settings_of(target)))
         found.contest.run("lowerings", variants, share(GRAPHS), least=1)
-        fusions = _fusions(base, runtime, found.contest.best)
-        found.contest.run("fusions", fusions, share(FUSIONS))
-    found.contest.run("optimisation", _levels(runtime, found.contest.best), share(FUSIONS))
-    found.contest.run("threads", _threads(runtime, found.contest.best), until)
+        found.contest.run("fusions", fusions(base, runtime, found.contest.best), share(FUSIONS))
+    found.contest.run("optimisation", levels(runtime, found.contest.best), share(FUSIONS))
+    found.contest.run("threads", threads(runtime, found.contest.best), until)
     found.contest.settle_spinning(SLEEPING)
     return found
 
@@ -249,65 +245,3 @@ def _mixed(
         how = ", ".join(f"{op} {n}" for op, n in Counter(map(str, one.ops)).items())
         variants.append(one.variant(runtime, one.op, how))
     return variants
-
-
-def _fusions(base: Base, runtime: str, best: Variant) -> list[Variant]:
-    """The best graph with more fused, and with its projections in the other form."""
-    variants = []
-    fused = best.model.clone()
-    if runtime in (CPU, CUDA) and (count := fuse_skip_layer_norm(fused, base.sizes)):
-        account = {**best.account}
-        how = f"{count} com.microsoft.SkipLayerNormalization"
-        variants.append(
-            Variant(f"{best.name}, sums fused", runtime, fused, account, best.settings, how)
-        )
-    ops = {str(s["name"]): s.get("lowering") for s in best.account["sites"]}
-    plan = {name: op for name, op in ops.items() if isinstance(op, str)}
-    if plan and contrib_attention.NAME not in plan.values():
-        for form in (PACKED,) if base.merged else (PACKED, SEPARATE):
-            made = lowered(base, runtime, planned(runtime, plan), projections=form)
-            if _products(made.model) != _products(best.model):
-                variants.append(made.variant(runtime, f"{best.name}, {form}", form))
-    return variants
-
-
-def _products(model: ir.Model) -> int:
-    return sum(node.op_type in ("MatMul", "Gemm", "Split") for node in model.graph)
-
-
-def _levels(runtime: str, best: Variant) -> list[Variant]:
-    """What ONNX Runtime makes of the graph before it runs it."""
-    if not runtime.startswith("ort-"):
-        return []
-    ops = Counter(node.op_type for node in best.model.graph)
-    found = [Settings(level="extended"), Settings(level="basic")]
-    if ops["Gelu"] and ops["Add"]:
-        found.append(Settings(without=("BiasGeluFusion",)))
-    if ops["LayerNormalization"] and ops["Add"]:
-        found.append(Settings(without=("SkipLayerNormFusion",)))
-    if runtime == CUDA and ops["Conv"]:
-        found.append(Settings(provider={"prefer_nhwc": "1"}))
-    return [_also(best, settings) for settings in found]
-
-
-def _threads(runtime: str, best: Variant) -> list[Variant]:
-    if runtime.startswith("ort-") and runtime != CPU:
-        return []
-    most = cores()
-    counts = sorted({max(1, most // 2), 1} - {most}, reverse=True)
-    variants = [_also(best, Settings(threads=count)) for count in counts]
-    if runtime == CPU and most > 1:
-        variants.append(_also(best, Settings(spinning=False)))
-    return variants
-
-
-def _also(best: Variant, added: Settings) -> Variant:
-    """The best one with one more setting."""
-    without = (*best.settings.without, *added.without)
-    merged = Settings(**{**vars(best.settings), **_given(added), "without": without})
-    name = str(added)
-    return best.with_settings(name if best.name == PLAIN else f"{best.name}, {name}", merged)
-
-
-def _given(settings: Settings) -> dict[str, Any]:
-    return {key: value for key, value in vars(settings).items() if value not in ("", (), {}, None)}

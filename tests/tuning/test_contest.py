@@ -19,9 +19,10 @@ from attn_export.tuning.contest import Clock, Contest
 from attn_export.tuning.lowerings import first, lowered
 from attn_export.tuning.record import publish
 from attn_export.tuning.result import Tuned
-from attn_export.tuning.runtime import PLAIN, Found, _as_it_is
+from attn_export.tuning.runtime import Found, _as_it_is
 from attn_export.tuning.stage import Stage, Variant
 from attn_export.tuning.together import Chosen, Kept
+from attn_export.tuning.variants import PLAIN
 
 CPU = "ort-cpu"
 

@@ -14,8 +14,9 @@ from attn_export.tuned import Settings
 from attn_export.tuning import bases, cache, lowerings, sites
 from attn_export.tuning.contest import Clock, Contest
 from attn_export.tuning.cuts import Cuts, cut_site
-from attn_export.tuning.runtime import PLAIN, Found, _as_it_is, _describe, _sites
+from attn_export.tuning.runtime import Found, _as_it_is, _describe, _sites
 from attn_export.tuning.stage import Stage
+from attn_export.tuning.variants import PLAIN
 
 CPU, FIRST, LAST = "ort-cpu", "blocks.0.attn", "blocks.5.attn"
 
