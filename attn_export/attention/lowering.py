@@ -24,6 +24,7 @@ from attn_export.attention.lower import (
     multi_head_attention,
     standard,
 )
+from attn_export.attention.lower.cache import cache_of
 from attn_export.attention.lower.rewrite import Rewrite
 from attn_export.attention.metadata import name_nodes
 from attn_export.attention.reasons import NotLowerable, Reason
@@ -61,6 +62,7 @@ def lower(
     less_work: bool = True,
     dtype: str | None = None,
     without: Collection[str] = (),
+    in_place: Collection[str] = (),
 ) -> Account:
     """Replace each site of `model`, in place, by the first op that is legal there and proves equal.
 
@@ -72,6 +74,7 @@ def lower(
         dtype: what attention will be computed in, where that is not the graph's own: the graph is
             converted afterwards, and the ops must have kernels for it.
         without: ops that are not tried.
+        in_place: inputs that are caches to be continued in place, which GroupQueryAttention does.
 
     Raises:
         UsageError: an unknown choice, or one that the runtime has no op for.
@@ -99,7 +102,7 @@ def lower(
             outcome = _as_given(site, runtime)
         elif refusal is None:
             outcome = _lower_site(
-                model, site, runtime, version, sizes, choice, proved, dtype, without
+                model, site, runtime, version, sizes, choice, proved, dtype, without, in_place
             )
         else:
             outcome = Outcome(site, None, "refused", (refusal,))
@@ -173,6 +176,7 @@ def _lower_site(
     proved: set[tuple[object, ...]],
     dtype: str | None,
     without: Collection[str],
+    in_place: Collection[str],
 ) -> Outcome:
     opset = model.opset_imports.get("", 23)
     try:
@@ -180,10 +184,13 @@ def _lower_site(
     except NotLowerable as unknown:
         return Outcome(site, None, "refused", (unknown,))
     wanted = tuple(op for op in candidates(runtime, choice, form) if op not in without)
+    kept = continues(site, in_place)
+    if kept:
+        wanted = (group_query_attention.NAME,)
     reasons: dict[str, NotLowerable] = {}
     # A site that no fused op takes is decomposed, since its own node may not run on the runtime.
     for op in dict.fromkeys([*wanted, decomposed.NAME]):
-        if not _take(model, op, site, runtime, version, sizes, proved, reasons, dtype):
+        if not _take(model, op, site, runtime, version, sizes, proved, reasons, dtype, kept):
             continue
         status: Status = "lowered"
         rule = ""
@@ -207,28 +214,49 @@ def _take(
     proved: set[tuple[object, ...]],
     reasons: dict[str, NotLowerable],
     dtype: str | None,
+    kept: bool,
 ) -> bool:
     """Whether an op took the site, with its lengths if it has some, or else with its dense mask."""
     lengths = site.mask == "lengths" and op != decomposed.NAME
-    builders = [BUILDERS[op]]
-    if op == group_query_attention.NAME and runtime in FOLDS_ROTARY:
-        builders.insert(0, group_query_attention.build_turning)
+    builders = _builders(op, runtime, kept)
     for way, build in product((site, site.dense) if lengths else (site.dense,), builders):
         signature = (op, build, *way.signature)
         try:
             if op.startswith(CONTRIB) and not (way.head_size and way.v_head_size):
                 raise NotLowerable(Reason.HEADS, "its head size is not fixed")
             form = form_of(way, op, model.opset_imports.get("", 23), dtype)
+            if kept:  # sessions refuse several tokens of several rows behind a past
+                form = replace(form, batch=1)
             if refusal := why_not(op, runtime, version, form):
                 raise NotLowerable(Reason(refusal.code), str(refusal))
             apply(model, build(way), sizes, brief=signature in proved)
         except NotLowerable as reason:
-            if build is BUILDERS[op]:
+            if build is builders[-1]:
                 reasons[op] = reason
             continue
         proved.add(signature)
         return True
     return False
+
+
+def _builders(op: str, runtime: str, kept: bool) -> list[Callable[[Site], Rewrite]]:
+    """The ways to build an op, the preferred one first."""
+    if op != group_query_attention.NAME:
+        return [BUILDERS[op]]
+    plain, turning = group_query_attention.build, group_query_attention.build_turning
+    if kept:
+        plain = group_query_attention.build_first
+        turning = group_query_attention.build_first_turning
+    return [turning, plain] if runtime in FOLDS_ROTARY else [plain]
+
+
+def continues(site: Site, in_place: Collection[str]) -> bool:
+    """Whether a site's cache is one of those inputs."""
+    try:
+        cache = cache_of(site) if in_place else None
+    except NotLowerable:
+        return False
+    return cache is not None and str(cache.past_key.name) in in_place
 
 
 def _rule(runtime: str, choice: str, form: Form) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attn_export import right_padded
 from attn_export.models.spec import Axis, ExportSpec
+from attn_export.parity.generate import TOKEN
 
 SIZES = {"batch": (1, 3, 2), "other": (7, 12, 5)}
 LARGEST = 1024  # positions of a case at the upper end of the declared lengths
@@ -32,10 +33,36 @@ def sizes_of(spec: ExportSpec) -> list[dict[str, int]]:
     lengths = [name for name in axes if name != "batch"]
     crossed = picked[1] | {name: picked[0][name] for name in lengths[1:]}
     unique: list[dict[str, int]] = []
-    for sizes in [*picked, *([crossed] if len(lengths) > 1 else []), example]:
-        if sizes not in unique:
-            unique.append(sizes)
+    for wanted in [*picked, *([crossed] if len(lengths) > 1 else []), example]:
+        for sizes in within_capacity(spec, wanted):
+            if sizes not in unique:
+                unique.append(sizes)
     return unique
+
+
+def within_capacity(spec: ExportSpec, sizes: Mapping[str, int]) -> list[dict[str, int]]:
+    """The sizes, or what of them fits caches that have a capacity.
+
+    Several new tokens of several rows come without a past, as `fixed_caches` has it; they give two
+    assignments, one without a past and one with a token a row.
+    """
+    past, new = cache_axes(spec)
+    if spec.cache_capacity is None or past not in sizes:
+        return [dict(sizes)]
+    tokens = sizes.get(new, 1)
+    room = dict(sizes) | {past: max(min(sizes[past], spec.cache_capacity - tokens), 0)}
+    if not room[past] or tokens == 1 or sizes.get("batch", 1) == 1:
+        return [room]
+    return [room | {past: 0}, room | {new: 1}]
+
+
+def cache_axes(spec: ExportSpec) -> tuple[str, str]:
+    """What the cached and the new tokens are called; empty where there are none."""
+    axes = spec.axes()
+    caches = (axes.get(given, {}).get(place) for _, given, place in spec.state)
+    past = next((axis.name for axis in caches if axis is not None and axis.name != "batch"), "")
+    own = axes.get(TOKEN, {}).get(1)
+    return past, "" if own is None else own.name
 
 
 def ends_of(spec: ExportSpec) -> tuple[list[dict[str, int]], str]:
@@ -56,7 +83,8 @@ def ends_of(spec: ExportSpec) -> tuple[list[dict[str, int]], str]:
     else:
         told = " ".join(f"{name}={axis.max}" for name, axis in lengths.items())
         note = f"the largest declared sizes ({told}) were not run, they take too long for a check"
-    return [sizes for sizes in ends if sizes not in sizes_of(spec)], note
+    fitting = [fit for sizes in ends for fit in within_capacity(spec, sizes)]
+    return [sizes for sizes in fitting if sizes not in sizes_of(spec)], note
 
 
 def example_sizes(spec: ExportSpec) -> dict[str, int]:

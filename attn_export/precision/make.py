@@ -10,16 +10,20 @@ import onnx_ir as ir
 import torch
 
 from attn_export import manifest as manifests
+from attn_export.attention import fixed_cache
 from attn_export.attention.caveats import causal_notes
+from attn_export.attention.fixed_cache import State
 from attn_export.attention.lowering import lower
 from attn_export.attention.padding import unused_promises
 from attn_export.attention.site import Account
 from attn_export.capability import TARGETS, Target
 from attn_export.capability.kernels import CUDA
+from attn_export.errors import ExportError
 from attn_export.exporter import Graph
 from attn_export.models.spec import ExportSpec
 from attn_export.parity.drawing import sizes_of
 from attn_export.parity.tolerance import Array, Group
+from attn_export.precision.in_place import prove_in_place
 from attn_export.precision.half import make_half
 from attn_export.precision.int8 import quantise
 from attn_export.precision.judging import Groups, Request
@@ -98,6 +102,7 @@ def make(
 ) -> Made:
     """Lower for the target's kernels of that precision, then convert. Errors are `lower`'s."""
     model = graph.model.clone()
+    caches = fixed_cache.growing(model, graph.spec.state) if graph.spec.cache_capacity else ()
     account = lower(
         model,
         target.runtime,
@@ -105,10 +110,12 @@ def make(
         request.lowering,
         progress,
         less_work=request.less_work,
+        in_place=[given for _, given, _ in caches],
         **lowering_options(precision),
     )
     described: dict[str, Any] = {"precision": precision}
     if precision == "fp32":
+        keep_in_place(model, caches, account, graph.spec.cache_capacity, cases)
         return Made(model, account, described)
     progress(f"making {component} in {precision} for {target.name}")
     before = fused_ops(model)
@@ -141,9 +148,35 @@ def make(
         if half.kept:
             notes.append(f"{where} keeps in float32: {'; '.join(summary(half.kept))}")
     notes += _broken(model, made, before, where)
+    keep_in_place(made, caches, account, graph.spec.cache_capacity, cases)
     described["io"] = _io(made)
     notes.append(_borders(where, described.get("half_io", [])))
     return Made(made, account, described, notes)
+
+
+def keep_in_place(
+    model: ir.Model,
+    caches: Sequence[State],
+    account: Account,
+    capacity: int | None,
+    cases: Sequence[Case],
+) -> None:
+    """Give a lowered graph caches of a fixed capacity, and prove that it answers as before.
+
+    Raises:
+        ExportError: a site cannot continue its cache in place, or the answers differ.
+    """
+    if not caches or capacity is None:
+        return
+    refused = [found for found in account.outcomes if found.status == "refused"]
+    if refused:
+        raise ExportError(
+            f"{refused[0].site.name} cannot continue its cache in place: {refused[0].reasons[0]}",
+            "leave --cache-capacity out, or choose a target and precision that has the kernel",
+        )
+    before = model.clone()
+    fixed_cache.fix(model, caches)
+    prove_in_place(before, model, caches, capacity, cases)
 
 
 def calibration(spec: ExportSpec, cases: Sequence[Case]) -> tuple[list[Mapping[str, Array]], int]:
