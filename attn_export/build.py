@@ -11,10 +11,11 @@ from attn_export import bundle as bundles
 from attn_export import manifest as manifests
 from attn_export.attention.lowering import check_choice
 from attn_export.attention.padding import declare
+from attn_export.cache_capacity import check_capacity, require_caches, to_graph
 from attn_export.capability import TARGET_RUNTIMES
 from attn_export.errors import ExportError, RuntimeUnavailable, UsageError
-from attn_export.cache_capacity import check_capacity, require_caches, to_graph
 from attn_export.exporter import Graph
+from attn_export.fixed_caches import grown
 from attn_export.models.spec import ExportSpec, Metric
 from attn_export.parity.cases import build_cases, rules_of
 from attn_export.parity.caveats import fast_path_note, rows_mix
@@ -251,4 +252,4 @@ def _add_metric(
         "samples": len(target),
     }
     runs = {name: partial(run_arrays, graph.spec) for name, graph in graphs.items()}
-    manifest["metric"]["reference"] = evaluate(manifest, runs, inputs, target)
+    manifest["metric"]["reference"] = evaluate(grown(manifest), runs, inputs, target)

@@ -9,7 +9,7 @@ from attn_export.attention.fixed_cache import growing, new_tokens
 from attn_export.errors import ExportError, UsageError
 from attn_export.exporter import Graph, completed, to_onnx
 from attn_export.models.spec import Axis, ExportSpec
-from attn_export.parity.drawing import cache_axes, within_capacity, example_sizes, draw
+from attn_export.parity.drawing import cache_axes
 
 TARGETS = ("cpu", "cuda")
 

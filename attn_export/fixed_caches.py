@@ -46,9 +46,7 @@ class FixedCaches:
         """Those of a component; None where it has none."""
         shapes = {e["name"]: e["shape"] for e in manifest["inputs"] if e["component"] == component}
         rows = [
-            row
-            for row in manifest.get("state", ())
-            if CAPACITY in row and row["input"] in shapes
+            row for row in manifest.get("state", ()) if CAPACITY in row and row["input"] in shapes
         ]
         if not rows:
             return None
@@ -62,9 +60,7 @@ class FixedCaches:
             None,
         )
         outputs = {row["input"]: row["output"] for row in rows}
-        return cls(
-            outputs, first["axis"], first[CAPACITY], first["length"], first["size"], counted
-        )
+        return cls(outputs, first["axis"], first[CAPACITY], first["length"], first["size"], counted)
 
     def new(self, inputs: Inputs) -> int:
         """S, the number of new tokens."""
@@ -111,6 +107,17 @@ class FixedCaches:
                 raise InputError(f"'{name}' has another capacity", "give all caches the same")
 
 
+def without(manifest: Manifest) -> dict[str, Any]:
+    """The manifest without what buffers hold, as one who hands on the rest needs it."""
+    fixed = [row for row in manifest.get("state", ()) if CAPACITY in row]
+    held = {name for row in fixed for name in (row["input"], row["length"])}
+    return {
+        **manifest,
+        "state": [row for row in manifest.get("state", ()) if CAPACITY not in row],
+        "inputs": [entry for entry in manifest["inputs"] if entry["name"] not in held],
+    }
+
+
 def grown(manifest: Manifest) -> dict[str, Any]:
     """The manifest as if the caches grew, which is how cases are stored and PyTorch is called."""
     state = list(manifest.get("state", ()))
@@ -118,9 +125,7 @@ def grown(manifest: Manifest) -> dict[str, Any]:
     if not fixed:
         return dict(manifest)
     sizes = {name: row["size"] for pair, row in fixed.items() for name in pair}
-    added = {
-        name: f"{row['size']} + {row['tokens']}" for (_, name), row in fixed.items()
-    }
+    added = {name: f"{row['size']} + {row['tokens']}" for (_, name), row in fixed.items()}
     bounds = {row["size"]: [0, row[CAPACITY]] for row in fixed.values()}
     lengths = {row["length"] for row in fixed.values()}
 

@@ -88,9 +88,7 @@ def run(source: str, folder: Path, options: Options, seconds: float, progress: P
 def _make(
     source: str, folder: Path, options: Options, seconds: float | None, progress: Progress
 ) -> Outcome:
-    check_request(
-        options.targets, options.precision, options.lowering, options.cache_capacity
-    )
+    check_request(options.targets, options.precision, options.lowering, options.cache_capacity)
     bounds = [parse_bound(text) for text in options.metric_bounds]
     request = Request(
         options.lowering, bounds, options.io_dtype == "fp16", options.less_work,

@@ -14,7 +14,6 @@ from attn_export.precision.names import DTYPES
 from attn_export.precision.stored import as_stored
 from attn_export.precision.views import view
 from attn_export.runtimes import ort_cpu, table, torch_compile
-from attn_export.runtimes.growing import Growing
 from attn_export.runtimes.base import (
     DEFAULTS,
     Graph,
@@ -23,6 +22,7 @@ from attn_export.runtimes.base import (
     Session,
     TensorSpec,
 )
+from attn_export.runtimes.growing import Growing
 from attn_export.runtimes.torch_eager import TorchSession
 
 STAND_IN = ort_cpu.NAME

@@ -96,9 +96,13 @@ def _owner(past: ir.Value, present: ir.Value) -> ir.Node:
     """The node that continues a cache, once it is sure that nothing else touches it."""
     node = present.producer()
     owned = node is not None and node.op_type == GROUPED
-    if node is None or not owned or not any(
-        node.inputs[i] is past and node.outputs[o] is present
-        for i, o in zip(PASTS, PRESENTS, strict=True)
+    if (
+        node is None
+        or not owned
+        or not any(
+            node.inputs[i] is past and node.outputs[o] is present
+            for i, o in zip(PASTS, PRESENTS, strict=True)
+        )
     ):
         made = "no node" if node is None else f"{node.op_type} '{node.name}'"
         raise ExportError(
@@ -132,7 +136,8 @@ def _lengthened(
         new: (B, S, ...), where the tokens of this step count as well.
     """
     value = shape.inputs[0]
-    assert value is not None and value.shape is not None
+    assert value is not None
+    assert value.shape is not None
     rank = len(value.shape)
     start = shape.attributes.get_int("start", 0) % (rank + 1)
     end = shape.attributes.get_int("end", rank)
@@ -163,5 +168,3 @@ def _lengthened(
     for use in list(shape.outputs[0].uses()):
         use.node.replace_input_with(use.idx, result)
     graph_of.remove(shape, safe=True)
-
-

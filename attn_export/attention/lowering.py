@@ -98,15 +98,16 @@ def lower(
     for index, site in enumerate(sites):
         progress(f"proving {site.name} ({index + 1} of {len(sites)})")
         refusal = canonical.refused.get(str(site.node.name))
+        kept = continues(site, in_place)
         if is_fused(site.node):
             outcome = _as_given(site, runtime)
         elif refusal is None:
             outcome = _lower_site(
-                model, site, runtime, version, sizes, choice, proved, dtype, without, in_place
+                model, site, runtime, version, sizes, choice, proved, dtype, without, kept
             )
         else:
             outcome = Outcome(site, None, "refused", (refusal,))
-        outcomes.append(replace(outcome, example_tokens=_tokens(site, sizes)))
+        outcomes.append(replace(outcome, example_tokens=_tokens(site, sizes), in_place=kept))
     if outcomes or rotary or linear:
         RemoveUnusedNodesPass()(model)
         drop_unused_initializers(model)
@@ -176,7 +177,7 @@ def _lower_site(
     proved: set[tuple[object, ...]],
     dtype: str | None,
     without: Collection[str],
-    in_place: Collection[str],
+    kept: bool,
 ) -> Outcome:
     opset = model.opset_imports.get("", 23)
     try:
@@ -184,7 +185,6 @@ def _lower_site(
     except NotLowerable as unknown:
         return Outcome(site, None, "refused", (unknown,))
     wanted = tuple(op for op in candidates(runtime, choice, form) if op not in without)
-    kept = continues(site, in_place)
     if kept:
         wanted = (group_query_attention.NAME,)
     reasons: dict[str, NotLowerable] = {}
@@ -243,17 +243,21 @@ def _builders(op: str, runtime: str, kept: bool) -> list[Callable[[Site], Rewrit
     """The ways to build an op, the preferred one first."""
     if op != group_query_attention.NAME:
         return [BUILDERS[op]]
-    plain, turning = group_query_attention.build, group_query_attention.build_turning
-    if kept:
-        plain = group_query_attention.build_first
-        turning = group_query_attention.build_first_turning
+    module = group_query_attention
+    turning, plain = (
+        (module.build_first_turning, module.build_first)
+        if kept
+        else (module.build_turning, BUILDERS[op])
+    )
     return [turning, plain] if runtime in FOLDS_ROTARY else [plain]
 
 
 def continues(site: Site, in_place: Collection[str]) -> bool:
     """Whether a site's cache is one of those inputs."""
+    if not in_place or site.node.op_type != "Attention":  # not made canonical
+        return False
     try:
-        cache = cache_of(site) if in_place else None
+        cache = cache_of(site)
     except NotLowerable:
         return False
     return cache is not None and str(cache.past_key.name) in in_place

@@ -98,6 +98,7 @@ class Outcome:
         blocked_rows: what a query gets whose mask allows no key, compared with PyTorch.
         example_tokens: S and T at the example's sizes; None where they are not known.
         rule: why the plain form is the one that is wanted, where it is.
+        in_place: whether its cache is to be continued in place.
     """
 
     site: Site
@@ -108,6 +109,7 @@ class Outcome:
     blocked_rows: BlockedRows = "same"
     example_tokens: tuple[int, int] | None = None
     rule: str = ""
+    in_place: bool = False
 
     @property
     def reason(self) -> str:
@@ -132,7 +134,7 @@ class Outcome:
         outcome = {
             key: value
             for key, value in vars(self).items()
-            if key not in ("site", "reasons", "rule")
+            if key not in ("site", "reasons", "rule") and (key != "in_place" or self.in_place)
         }
         for size in ("head_size", "v_head_size"):
             site[size] = site[size] or None

@@ -56,6 +56,17 @@ def within_capacity(spec: ExportSpec, sizes: Mapping[str, int]) -> list[dict[str
     return [room | {past: 0}, room | {new: 1}]
 
 
+def with_past(spec: ExportSpec) -> list[dict[str, int]]:
+    """Those of `sizes_of` that have a past, and one row with several tokens behind one."""
+    past, new = cache_axes(spec)
+    found = [sizes for sizes in sizes_of(spec) if sizes[past]]
+    example = example_sizes(spec)
+    if "batch" in example and spec.cache_capacity and example.get(new, 1) > 1:
+        room = spec.cache_capacity - example[new]
+        found.append(example | {"batch": 1, past: min(max(example[past], 1), room)})
+    return [sizes for index, sizes in enumerate(found) if sizes not in found[:index]]
+
+
 def cache_axes(spec: ExportSpec) -> tuple[str, str]:
     """What the cached and the new tokens are called; empty where there are none."""
     axes = spec.axes()
@@ -77,11 +88,13 @@ def ends_of(spec: ExportSpec) -> tuple[list[dict[str, int]], str]:
     batch = {name: _pick(axis, 0, 1) for name, axis in axes.items() if name == "batch"}
     low = batch | {name: axis.min for name, axis in lengths.items()}
     high = batch | {name: axis.max for name, axis in lengths.items()}
+    if spec.cache_capacity is not None:
+        high |= {name: 1 for name in cache_axes(spec)[1:] if name in high}
     note, ends = "", [low]
-    if math.prod(axis.max for axis in lengths.values()) <= LARGEST:
+    if math.prod(high[name] for name in lengths) <= LARGEST:
         ends.append(high)
     else:
-        told = " ".join(f"{name}={axis.max}" for name, axis in lengths.items())
+        told = " ".join(f"{name}={high[name]}" for name in lengths)
         note = f"the largest declared sizes ({told}) were not run, they take too long for a check"
     fitting = [fit for sizes in ends for fit in within_capacity(spec, sizes)]
     return [sizes for sizes in fitting if sizes not in sizes_of(spec)], note

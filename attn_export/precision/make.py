@@ -21,10 +21,10 @@ from attn_export.capability.kernels import CUDA
 from attn_export.errors import ExportError
 from attn_export.exporter import Graph
 from attn_export.models.spec import ExportSpec
-from attn_export.parity.drawing import sizes_of
+from attn_export.parity.drawing import sizes_of, with_past
 from attn_export.parity.tolerance import Array, Group
-from attn_export.precision.in_place import prove_in_place
 from attn_export.precision.half import make_half
+from attn_export.precision.in_place import prove_in_place
 from attn_export.precision.int8 import quantise
 from attn_export.precision.judging import Groups, Request
 from attn_export.precision.names import lowering_options, target_name
@@ -106,7 +106,7 @@ def make(
     account = lower(
         model,
         target.runtime,
-        sizes_of(graph.spec),
+        sizes_of(graph.spec) if not caches else with_past(graph.spec),
         request.lowering,
         progress,
         less_work=request.less_work,
@@ -168,7 +168,7 @@ def keep_in_place(
     """
     if not caches or capacity is None:
         return
-    refused = [found for found in account.outcomes if found.status == "refused"]
+    refused = [o for o in account.outcomes if o.in_place and o.status == "refused"]
     if refused:
         raise ExportError(
             f"{refused[0].site.name} cannot continue its cache in place: {refused[0].reasons[0]}",

@@ -147,7 +147,12 @@ def _open(
         sessions = {
             name: stack.enter_context(
                 load_component(
-                    bundle, runtime, name, options.threads, options=options.of(bundle, name)
+                    bundle,
+                    runtime,
+                    name,
+                    options.threads,
+                    options=options.of(bundle, name),
+                    raw=True,
                 )
             )
             for name in components

@@ -18,7 +18,6 @@ from attn_export.precision.stored import AsStored
 from attn_export.runtimes.base import Arrays, Session
 from attn_export.runtimes.ort import OrtSession, import_onnxruntime
 
-
 HOST = "cpu"
 
 
