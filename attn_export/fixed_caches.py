@@ -108,13 +108,19 @@ class FixedCaches:
 
 
 def without(manifest: Manifest) -> dict[str, Any]:
-    """The manifest without what buffers hold, as one who hands on the rest needs it."""
+    """The manifest without what buffers hold, and without bounds of their length."""
     fixed = [row for row in manifest.get("state", ()) if CAPACITY in row]
     held = {name for row in fixed for name in (row["input"], row["length"])}
+    sizes = {row["size"] for row in fixed}
+
+    def unbounded(entry: Mapping[str, Any]) -> dict[str, Any]:
+        ranges = entry.get("ranges", {})
+        return {**entry, "ranges": {n: r for n, r in ranges.items() if n not in sizes}}
+
     return {
         **manifest,
         "state": [row for row in manifest.get("state", ()) if CAPACITY not in row],
-        "inputs": [entry for entry in manifest["inputs"] if entry["name"] not in held],
+        "inputs": [unbounded(e) for e in manifest["inputs"] if e["name"] not in held],
     }
 
 

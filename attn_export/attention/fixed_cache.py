@@ -80,9 +80,9 @@ def fix(model: ir.Model, caches: Sequence[State]) -> None:
         past, present = inputs[given], outputs[output]
         node = _owner(past, present)
         for shape in list(_shapes(past)):
-            _lengthened(graph, shape, axis, length, None)
+            _lengthened(shape, axis, length, None)
         for shape in list(_shapes(present)):
-            _lengthened(graph, shape, axis, length, node.inputs[1])
+            _lengthened(shape, axis, length, node.inputs[1])
         for value in (past, present):
             assert value.shape is not None
             value.shape = ir.Shape(
@@ -127,9 +127,7 @@ def _shapes(value: ir.Value) -> Iterator[ir.Node]:
             yield use.node
 
 
-def _lengthened(
-    graph: ir.Graph, shape: ir.Node, axis: int, length: ir.Value, new: ir.Value | None
-) -> None:
+def _lengthened(shape: ir.Node, axis: int, length: ir.Value, new: ir.Value | None) -> None:
     """Let what reads a buffer's shape see the tokens that it holds.
 
     Args:
@@ -165,6 +163,11 @@ def _lengthened(
     result = op("Concat", parts, axis=0) if len(parts) > 1 else op("Identity", parts)
     result.shape = ir.Shape([end - start])
     graph_of.insert_before(shape, made)
-    for use in list(shape.outputs[0].uses()):
+    old = shape.outputs[0]
+    for use in list(old.uses()):
         use.node.replace_input_with(use.idx, result)
+    for index, output in enumerate(graph_of.outputs):
+        if output is old:
+            graph_of.outputs[index] = result
+            old.name, result.name = f"{old.name}_room", old.name
     graph_of.remove(shape, safe=True)

@@ -130,9 +130,17 @@ class Decoding:
                 self._shared.grow(self._enough(size))
             self._shared.fill(given)
 
-    def reset(self) -> None:
-        """Forget all tokens; the buffers stay for the next ones."""
-        self._shared.length = 0
+    def rewind(self, length: int = 0) -> None:
+        """Forget the tokens behind the first ones, as a draft that was rejected; buffers stay.
+
+        Raises:
+            InputError: fewer are cached.
+        """
+        if not 0 <= length <= self.length:
+            raise InputError(
+                f"{length} tokens are to be kept of {self.length}", "give as many or fewer"
+            )
+        self._shared.length = length
 
     def _enough(self, total: int) -> int:
         capacity = self.capacity
