@@ -39,7 +39,6 @@ from attn_export.runtimes.base import Arrays
 
 LAYERS, HEADS, HEAD_SIZE = 8, 8, 64
 CAPACITY = 4096
-MOVES = ("Concat", "Attention", "GroupQueryAttention", "Transpose", "Reshape", "Expand", "Where")
 
 
 def config(kv_heads: int) -> DecoderLMConfig:
@@ -187,7 +186,7 @@ def main() -> None:
                 for name, capacity in (("grows", None), ("stays", CAPACITY))
             }  # fmt: skip
             for batch in args.batch or [1, 4]:
-                rows.append(compare(made, kv_heads, batch, args, rate))
+                rows.append(compare(made, kv_heads, batch, args))
     show(rows, here, rate, args)
     if args.json:
         args.json.write_text(json.dumps({"machine": here, "read_gb_s": rate, "rows": rows}))
@@ -212,21 +211,15 @@ def compare(
             raise SystemExit("the two answers differ")
         times = timed(sides, args.rounds)
     held = sum(array.nbytes for array in caches.values())
-    room = {
-        name: np.concatenate(
-            [a, np.zeros((*a.shape[:2], CAPACITY - args.past, HEAD_SIZE), a.dtype)], 2
-        )
-        for name, a in caches.items()
-    }
+    behind = ((0, 0), (0, 0), (0, CAPACITY - args.past), (0, 0))
+    room = {name: np.pad(array, behind) for name, array in caches.items()}
     shared = {name.replace("past_key_values", "present"): name for name in caches}
     length = {"past_length": np.array([args.past])}
+    files = {name: bundle.path / "model.cpu.onnx" for name, bundle in made.items()}
+    feeds = {"grows": {**given, **caches}, "stays": {**given, **room, **length}}
     kernels = {
-        "grows": profile(
-            made["grows"].path / "model.cpu.onnx", args.threads, {**given, **caches}, {}
-        ),
-        "stays": profile(
-            made["stays"].path / "model.cpu.onnx", args.threads, {**given, **room, **length}, shared
-        ),
+        name: profile(files[name], args.threads, feeds[name], shared if name == "stays" else {})
+        for name in files
     }
     ratios = [b / a for a, b in zip(times["grows"], times["stays"], strict=True)]
     return {
@@ -248,7 +241,7 @@ def show(
         "stays ms",
         "ratio",
         "range",
-        "attention reads GB/s",
+        "read at GB/s",
     )
     title = (
         f"a step behind {args.past} tokens, {here['processor']}, {args.threads} threads, load"

@@ -85,7 +85,7 @@ def test_tokens_that_fit_are_counted(rows: int, new: int, past: int) -> None:
     [
         (
             given(1, 3, past=6),
-            "3 new after 6 cached tokens do not fit into a cache of 8; give 2 at",
+            "3 new after 6 cached tokens do not fit into a cache of 8; give 2",
         ),
         (given(1, 1, past=8), "1 new after 8 cached tokens do not fit into a cache of 8; start ag"),
         (given(2, 3, past=1), "2 rows bring 3 new tokens each after 1 cached ones; give them one"),

@@ -137,9 +137,9 @@ def _lengthened(shape: ir.Node, axis: int, length: ir.Value, new: ir.Value | Non
     assert value is not None
     assert value.shape is not None
     rank = len(value.shape)
-    start = shape.attributes.get_int("start", 0) % (rank + 1)
-    end = shape.attributes.get_int("end", rank)
-    end = min(end + rank if end < 0 else end, rank)
+    start, end, _ = slice(
+        shape.attributes.get_int("start", 0), shape.attributes.get_int("end", rank)
+    ).indices(rank)
     if not start <= axis < end:
         return
     graph_of = shape.graph

@@ -267,5 +267,5 @@ def test_a_full_buffer_is_refused_and_left_alone() -> None:
 @pytest.mark.parametrize(("length", "total"), [(20, 6), (20, 20)])
 def test_a_length_beyond_the_buffer_is_refused(length: int, total: int) -> None:
     session, feeds = zero_scores([length], total)
-    with pytest.raises(Exception, match="out of range|no greater than past_sequence_length"):
+    with pytest.raises(Exception, match=r"out of range|no greater than past_sequence_length"):
         run(session, feeds, *index_cache(1, 8), "")
