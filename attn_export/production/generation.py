@@ -70,7 +70,7 @@ def _check_room(decoding: Decoding, prompt: int, length: int) -> None:
     room = decoding.limit - past - prompt + 1 + int(past > 0)
     if length > room:
         raise InputError(
-            f"{length} tokens after {past + prompt} cached ones do not fit into a cache of"
+            f"{length} tokens after {past or prompt} cached ones do not fit into a cache of"
             f" {decoding.limit}",
             f"give max_length={room} or a shorter prompt" if room > 0 else "give a shorter prompt",
         )
