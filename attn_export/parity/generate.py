@@ -4,7 +4,7 @@ The components before the step (an encoder, or a prefill) run once; the step run
 inputs are the token, `state` that outputs carry on, and whatever else the inputs and the outputs of
 the components before it provide under the same name. Where one of those (a prefill) gives `logits`
 already, the first token is its own; otherwise the step starts from the token `bos`. A model of one
-component takes the prompt in its first step.
+component that takes several tokens has the prompt in its first step.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def steps(
     for component in before:
         known |= runs[component](_take(manifest, component, known))
     batch = next(iter(inputs.values())).shape[0]
-    prompt = known[TOKEN].shape[1] if not before and TOKEN in known else 0
+    prompt = known[TOKEN].shape[1] if TOKEN in known and _takes_prompts(manifest) else 0
     length = rules["max_length"] if max_length is None else max_length
     made = {name: known[name] for name in known.keys() - inputs.keys()} if LOGITS in known else {}
     if made or prompt:
@@ -86,12 +86,20 @@ def steps(
             known |= {entry["input"]: made[entry["output"]] for entry in manifest["state"]}
         token = np.where(ended, rules["eos"], made[LOGITS][:, -1].argmax(-1)).astype(np.int64)
         yield Step(token, made)
-        if not before:
+        if _takes_prompts(manifest):
             known |= _of_next(manifest, step, known)
         made, prompt = {}, 0
         ended |= token == rules["eos"]
         if ended.all():
             break
+
+
+def _takes_prompts(manifest: Mapping[str, Any]) -> bool:
+    """Whether the one component takes several tokens at once."""
+    shapes = [e["shape"] for e in manifest["inputs"] if e["name"] == TOKEN]
+    return len(manifest["components"]) == 1 and any(
+        len(shape) == 2 and isinstance(shape[1], str) for shape in shapes
+    )
 
 
 def _of_next(
