@@ -17,6 +17,8 @@ from attn_export.errors import AttnExportError, ExportError, UsageError
 from attn_export.models.decoder_lm import DecoderLMConfig, one_graph
 from attn_export.models.spec import ExportSpec
 from attn_export.parity.drawing import ends_of, sizes_of, with_past
+from attn_export.runtimes.growing import timed
+from attn_export.sessions import load
 from attn_export.source import Source
 from tests.boundary import Cli, reseal
 
@@ -85,7 +87,24 @@ def test_a_graph_that_reads_too_far_fails(bundle: bundles.Bundle, tmp_path: Path
     model.graph.node.insert(place, longer)
     onnx.save(model, copy / target["file"])
     reseal(copy)
-    assert not verify(copy, ["ort-cpu"], bisect=False).passed
+    result = verify(copy, ["ort-cpu"])
+    assert not result.passed
+    drift = result.runtimes["ort-cpu"].drift
+    assert drift is None or "attention" in str(drift)
+
+
+def test_what_is_timed_is_a_step_in_place(bundle: bundles.Bundle) -> None:
+    case = next(c for c in bundle.cases() if c.inputs["past_mask"].shape[1])
+    with load(bundle, "ort-cpu") as session:
+        expected = session.run(case.inputs)["logits"]
+        again = timed(session, case.inputs)
+        assert again is not None
+        step, inputs = again
+        assert inputs.keys() == {"input_ids", "attention_mask", "past_mask"}
+        for _ in range(3):
+            made = step.run(inputs)
+            assert made.keys() == {"logits", "present_mask"}
+            assert (made["logits"] == expected).all()
 
 
 def test_sizes_are_those_that_the_op_takes() -> None:
