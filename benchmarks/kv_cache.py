@@ -4,7 +4,8 @@
 
 A decoder like Llama's (8 layers, 8 heads of 64) is exported twice, without and with
 `--cache-capacity`, and both are verified first. Both sessions live in one process and take turns, a
-step each, so that others on the machine disturb them alike; a ratio is the median over rounds.
+step each, so that others on the machine disturb them alike. Times are of the process's own CPU,
+which others disturb least, and by the clock; the ratio is the median of the first over rounds.
 Then a step of each is profiled: what the kernels take that touch the cache, and how fast the
 attention of caches in place reads them, beside this machine's rate of reading memory.
 """
@@ -107,16 +108,18 @@ def inputs_of(kv_heads: int, batch: int, past: int) -> tuple[Arrays, Arrays]:
     return given, caches
 
 
-def timed(sides: dict[str, Side], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of one step each, in turns; the first round is a warm-up."""
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for turn in range(rounds + 1):
+def timed(sides: dict[str, Side], rounds: int) -> dict[str, np.ndarray]:
+    """(rounds, 2) milliseconds of one step each, of CPU and by the clock, in turns; the first round
+    is a warm-up."""
+    times: dict[str, list[list[float]]] = {name: [] for name in sides}
+    for _ in range(rounds + 1):
         for name, side in sides.items():
-            start = time.perf_counter()
+            clocks = (time.process_time, time.perf_counter)
+            start = [clock() for clock in clocks]
             side.step()
-            if turn:
-                times[name].append((time.perf_counter() - start) * 1e3)
-    return times
+            spent = [(clock() - begun) * 1e3 for clock, begun in zip(clocks, start, strict=True)]
+            times[name].append(spent)
+    return {name: np.array(rows[1:]) for name, rows in times.items()}
 
 
 def read_rate() -> float:
@@ -193,11 +196,7 @@ def main() -> None:
 
 
 def compare(
-    made: dict[str, bundles.Bundle],
-    kv_heads: int,
-    batch: int,
-    args: argparse.Namespace,
-    rate: float,
+    made: dict[str, bundles.Bundle], kv_heads: int, batch: int, args: argparse.Namespace
 ) -> dict[str, Any]:
     """Both sides at one batch size."""
     given, caches = inputs_of(kv_heads, batch, args.past)
@@ -221,10 +220,12 @@ def compare(
         name: profile(files[name], args.threads, feeds[name], shared if name == "stays" else {})
         for name in files
     }
-    ratios = [b / a for a, b in zip(times["grows"], times["stays"], strict=True)]
+    ratios = (times["stays"] / times["grows"])[:, 0].tolist()
+    medians = {name: np.median(rows, axis=0).tolist() for name, rows in times.items()}
     return {
         "kv_heads": kv_heads, "batch": batch, "cache_mb": held / 1e6,
-        "grows_ms": median(times["grows"]), "stays_ms": median(times["stays"]),
+        "cpu_ms": {name: found[0] for name, found in medians.items()},
+        "clock_ms": {name: found[1] for name, found in medians.items()},
         "ratio": median(ratios), "low": min(ratios), "high": max(ratios),
         "kernels": {name: dict(found.most_common()) for name, found in kernels.items()},
         "attention_gb_s": held / 1e6 / kernels["stays"]["GroupQueryAttention"],
@@ -234,15 +235,8 @@ def compare(
 def show(
     rows: list[dict[str, Any]], here: dict[str, Any], rate: float, args: argparse.Namespace
 ) -> None:
-    numbers = (
-        "batch",
-        "cache MB",
-        "grows ms",
-        "stays ms",
-        "ratio",
-        "range",
-        "read at GB/s",
-    )
+    numbers = ("batch", "cache MB", "CPU ms: grows", "in place", "ratio", "range", "clock: grows",
+               "in place", "read at GB/s")  # fmt: skip
     title = (
         f"a step behind {args.past} tokens, {here['processor']}, {args.threads} threads, load"
         f" {here['load_average']}; memory is read at {rate:.1f} GB/s"
@@ -251,8 +245,9 @@ def show(
     for row in rows:
         table.add_row(
             str(row["kv_heads"]), str(row["batch"]), f"{row['cache_mb']:.0f}",
-            f"{row['grows_ms']:.2f}", f"{row['stays_ms']:.2f}", f"{row['ratio']:.3f}",
-            f"{row['low']:.2f}..{row['high']:.2f}", f"{row['attention_gb_s']:.1f}",
+            f"{row['cpu_ms']['grows']:.2f}", f"{row['cpu_ms']['stays']:.2f}", f"{row['ratio']:.3f}",
+            f"{row['low']:.2f}..{row['high']:.2f}", f"{row['clock_ms']['grows']:.2f}",
+            f"{row['clock_ms']['stays']:.2f}", f"{row['attention_gb_s']:.1f}",
         )  # fmt: skip
     console = Console(width=132)
     console.print(table)

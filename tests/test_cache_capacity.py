@@ -89,8 +89,8 @@ def test_a_graph_that_reads_too_far_fails(bundle: bundles.Bundle, tmp_path: Path
     reseal(copy)
     result = verify(copy, ["ort-cpu"])
     assert not result.passed
-    drift = result.runtimes["ort-cpu"].drift
-    assert drift is None or "attention" in str(drift)
+    seen = result.runtimes["ort-cpu"]
+    assert seen.drift is not None or seen.undrifted  # the search itself works on such graphs
 
 
 def test_what_is_timed_is_a_step_in_place(bundle: bundles.Bundle) -> None:
