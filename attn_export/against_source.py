@@ -10,6 +10,7 @@ from attn_export import bundle as bundles
 from attn_export.drawn import MIXED, Drawn, Request, mixing, with_batch
 from attn_export.errors import ExportError, UsageError
 from attn_export.exporter import completed, exporter_state
+from attn_export.fixed_caches import FixedCaches
 from attn_export.models.spec import Axis, ExportSpec
 from attn_export.models.spec import Group as SpecGroup
 from attn_export.parity.cases import build_cases, rules_of
@@ -99,7 +100,8 @@ def _fitted(
         )
         spec = replace(spec, outputs=theirs)
     dynamic, said = _shared_axes(spec, inputs)
-    spec = replace(spec, dynamic=dynamic)
+    caches = FixedCaches.of(bundle.manifest, component)
+    spec = replace(spec, dynamic=dynamic, cache_capacity=caches.capacity if caches else None)
     sizes = {
         axis.name: min(max(example_sizes(spec)[axis.name], axis.min), axis.max)
         for axes in dynamic.values()

@@ -11,9 +11,11 @@ from attn_export import bundle as bundles
 from attn_export import manifest as manifests
 from attn_export.attention.lowering import check_choice
 from attn_export.attention.padding import declare
+from attn_export.cache_capacity import check_capacity, require_caches, to_graph
 from attn_export.capability import TARGET_RUNTIMES
 from attn_export.errors import ExportError, RuntimeUnavailable, UsageError
-from attn_export.exporter import Graph, to_onnx
+from attn_export.exporter import Graph
+from attn_export.fixed_caches import grown
 from attn_export.models.spec import ExportSpec, Metric
 from attn_export.parity.cases import build_cases, rules_of
 from attn_export.parity.caveats import fast_path_note, rows_mix
@@ -65,6 +67,7 @@ def export(
     lowering: str = "auto",
     less_work: bool = True,
     right_padded: Sequence[str] = (),
+    cache_capacity: int | None = None,
     compare: Mapping[str, str] | None = None,
     mask_output: Mapping[str, str] | None = None,
     progress: Progress = lambda _: None,
@@ -84,6 +87,8 @@ def export(
         right_padded: `INPUT`, a mask (B, T) whose rows are ones and then zeros, so that ops may get
             lengths in its place; `INPUT=0` where 0 is what keeps a key. Inputs that break this
             are refused when the bundle runs.
+        cache_capacity: caches become buffers of so many positions at most, which past and present
+            share so that no step copies them; for targets "cpu" and "cuda".
         compare: output -> how it is compared, as attn_export.parity.rules writes it.
         mask_output: output (B, S, ...) -> input (B, S) that is 0 where its positions do not count,
             or "not:INPUT" where it is 1 there.
@@ -95,7 +100,7 @@ def export(
         FileError: the bundle could not be written.
     """
     bounds = [parse_bound(text) for text in metric_bounds]
-    request = Request(lowering, bounds, io_dtype == "fp16", less_work)
+    request = Request(lowering, bounds, io_dtype == "fp16", less_work, cache_capacity)
     with bundles.write(Path(output), overwrite=overwrite) as stage:
         found = source if isinstance(source, Source) else resolve(source, inputs, dynamic)
         promise(found, parse(right_padded))
@@ -113,7 +118,7 @@ def export_into(
     progress: Progress,
 ) -> bundles.Bundle:
     """Export into an existing, empty folder. Errors are those of `export`."""
-    precisions = check_request(targets, precision, request.lowering)
+    precisions = check_request(targets, precision, request.lowering, request.cache_capacity)
     check_use(precisions, request)
     onnxruntime_owner()  # fail before the long part
     flags = [eval_mode(spec.module) for spec in source.components.values()]
@@ -127,7 +132,9 @@ def export_into(
             restore_mode(modules)
 
 
-def check_request(targets: Sequence[str], precision: str, lowering: str) -> tuple[Precision, ...]:
+def check_request(
+    targets: Sequence[str], precision: str, lowering: str, cache_capacity: int | None = None
+) -> tuple[Precision, ...]:
     """The precisions; raises UsageError for a target, precision or lowering that is not built."""
     precisions = parse_precisions(precision)
     if not targets:
@@ -139,6 +146,8 @@ def check_request(targets: Sequence[str], precision: str, lowering: str) -> tupl
         check_choice(TARGET_RUNTIMES[target], lowering)
         for found in precisions:
             check_target(target, found)
+    if cache_capacity is not None:
+        check_capacity(cache_capacity, targets, precisions, lowering)
     return precisions
 
 
@@ -157,10 +166,11 @@ def _export_into(
     graphs: dict[str, Graph] = {}
     for component, spec in source.components.items():
         progress(f"exporting {component} to ONNX")
-        graphs[component] = to_onnx(spec)
+        graphs[component] = to_graph(spec, request.cache_capacity)
         declare(graphs[component].model, spec.promises())
         notes += graphs[component].notes
         _check_rules(graphs[component].spec)
+    require_caches(graphs, request.cache_capacity)
 
     cases: list[Case] = []
     groups: dict[str, dict[str, list[Group]]] = {}
@@ -242,4 +252,4 @@ def _add_metric(
         "samples": len(target),
     }
     runs = {name: partial(run_arrays, graph.spec) for name, graph in graphs.items()}
-    manifest["metric"]["reference"] = evaluate(manifest, runs, inputs, target)
+    manifest["metric"]["reference"] = evaluate(grown(manifest), runs, inputs, target)

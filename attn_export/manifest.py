@@ -9,9 +9,11 @@ from typing import Any
 
 import onnx_ir as ir
 
+from attn_export.attention import fixed_cache
 from attn_export.attention.site import Account
 from attn_export.capability import RUNTIMES, TARGETS, Target
 from attn_export.exporter import Graph
+from attn_export.fixed_caches import CAPACITY, LENGTH
 from attn_export.parity.cases import rules_of
 from attn_export.parity.tolerance import FACTOR, FLOOR
 from attn_export.runtimes import ort_web
@@ -33,11 +35,37 @@ def describe_values(
         keeps = spec.promises().get(str(value.name))
         promise = {} if keeps is None else {"right_padded": True, "keeps": keeps}
         inputs.append({**_tensor(component, value), "ranges": ranges, **promise})
+    caches = fixed_state(graph)
+    if caches:
+        inputs.append({"name": LENGTH, "component": component, "dtype": "int64", "shape": [1],
+                       "ranges": {}})  # fmt: skip
     outputs = []
     for value in graph.model.graph.outputs:
         name = str(value.name)
         outputs.append({**_tensor(component, value), **rules[name].to_manifest()})
+    for row in caches:
+        for key, entries in (("input", inputs), ("output", outputs)):
+            entry = next(entry for entry in entries if entry["name"] == row[key])
+            entry["shape"][row["axis"]] = CAPACITY
+            if key == "input":
+                entry["ranges"].pop(row["size"], None)
+                entry["ranges"][CAPACITY] = [1, row[CAPACITY]]
     return inputs, outputs
+
+
+def fixed_state(graph: Graph) -> list[dict[str, Any]]:
+    """`state` of the caches that have a fixed capacity, as attn_export.fixed_caches reads it."""
+    capacity = graph.spec.cache_capacity
+    caches = fixed_cache.growing(graph.model, graph.spec.state) if capacity else ()
+    if not caches:
+        return []
+    size, tokens = fixed_cache.new_tokens(graph.model, caches)
+    new = tokens if isinstance(tokens, int) else str(tokens)
+    return [
+        {"output": output, "input": given, "axis": axis, CAPACITY: capacity, "length": LENGTH,
+         "size": size, "tokens": new}
+        for output, given, axis in caches
+    ]  # fmt: skip
 
 
 def _tensor(component: str, value: ir.Value) -> dict[str, Any]:
@@ -120,8 +148,9 @@ def assemble(
         "targets": [dict(target) for target in targets],
         "notes": list(notes),
     }
+    fixed = {row["input"]: row for graph in graphs.values() for row in fixed_state(graph)}
     state = [
-        {"output": output, "input": given, "axis": axis}
+        fixed.get(given, {"output": output, "input": given, "axis": axis})
         for spec in specs
         for output, given, axis in spec.state
     ]

@@ -38,6 +38,7 @@ class Options:
     less_work: bool = True
     allow_fallback: bool = False
     right_padded: tuple[str, ...] = ()
+    cache_capacity: int | None = None
     compare: Mapping[str, str] = field(default_factory=dict)
     masked: Mapping[str, str] = field(default_factory=dict)
     metric_bounds: tuple[str, ...] = ()
@@ -87,9 +88,12 @@ def run(source: str, folder: Path, options: Options, seconds: float, progress: P
 def _make(
     source: str, folder: Path, options: Options, seconds: float | None, progress: Progress
 ) -> Outcome:
-    check_request(options.targets, options.precision, options.lowering)
+    check_request(options.targets, options.precision, options.lowering, options.cache_capacity)
     bounds = [parse_bound(text) for text in options.metric_bounds]
-    request = Request(options.lowering, bounds, options.io_dtype == "fp16", options.less_work)
+    request = Request(
+        options.lowering, bounds, options.io_dtype == "fp16", options.less_work,
+        options.cache_capacity,
+    )  # fmt: skip
     with bundles.write(folder, overwrite=options.overwrite) as stage:
         progress(f"loading {source}")
         model = resolve(source, options.inputs, options.dynamic)

@@ -9,6 +9,7 @@ from typing import Any
 from attn_export import bundle as bundles
 from attn_export.errors import UsageError
 from attn_export.extras import require
+from attn_export.fixed_caches import FixedCaches, grown
 from attn_export.precision.names import DTYPES
 from attn_export.precision.stored import as_stored
 from attn_export.precision.views import view
@@ -21,6 +22,7 @@ from attn_export.runtimes.base import (
     Session,
     TensorSpec,
 )
+from attn_export.runtimes.growing import Growing
 from attn_export.runtimes.torch_eager import TorchSession
 from attn_export.tuned import applied, threads_of
 
@@ -35,20 +37,27 @@ def load(
     source: str | None = None,
     options: LoadOptions = DEFAULTS,
     graph: bytes | None = None,
+    *,
+    raw: bool = False,
 ) -> Session:
     """A session of one component on one runtime.
+
+    Caches of a fixed capacity look as if they grew, which is how cases are stored.
 
     Args:
         threads: those that were tuned where it is left out, else all cores.
         source: torch's, instead of the manifest's.
         options: settings that they leave open are the tuned ones.
         graph: serialized, with the bundle's weights; runs instead of the bundle's own.
+        raw: caches of a fixed capacity are the graph's own buffers.
 
     Raises:
         UsageError: an unknown runtime, or one that the bundle was not exported for.
         RuntimeUnavailable: it cannot work here.
     """
     bundle, runtime = view(bundle, runtime)
+    if not raw:
+        bundle = as_grown(bundle)
     if runtime in table.MODULE_RUNTIMES:
         return _promised(bundle, component, _load_torch(bundle, runtime, component, source))
     found = table.find(runtime)
@@ -58,7 +67,28 @@ def load(
     if not options.ranges:
         options = replace(options, ranges=_ranges(bundle, component))
     loaded = as_stored(found.load(_model(bundle, target, graph), threads, options), target)
-    return _promised(bundle, component, loaded)
+    return _with_caches(bundle, component, _promised(bundle, component, loaded), raw)
+
+
+def as_grown(bundle: bundles.Bundle) -> bundles.Bundle:
+    """The bundle as if its caches grew: cases are stored that way."""
+    return replace(bundle, manifest=grown(bundle.manifest))
+
+
+def _with_caches(bundle: bundles.Bundle, component: str, session: Session, raw: bool) -> Session:
+    caches = FixedCaches.of(bundle.manifest, component)
+    if caches is None:
+        return session
+    if raw:
+        session.caches = caches
+        return session
+    return growing(bundle, component, session)
+
+
+def growing(bundle: bundles.Bundle, component: str, session: Session) -> Session:
+    """A raw session of a component as one whose caches grow, if it has any of fixed capacity."""
+    caches = FixedCaches.of(bundle.manifest, component)
+    return session if caches is None else Growing(session, caches)
 
 
 def _model(bundle: bundles.Bundle, target: Mapping[str, Any], graph: bytes | None) -> Graph:
@@ -88,7 +118,9 @@ def load_stand_in(
         from attn_export.precision.stand_in import stand_in_bytes
 
         loaded = ort_cpu.load(stand_in_bytes(model), optimize=False)
-    return _promised(bundle, str(target["component"]), loaded or ort_cpu.load(model))
+    component = str(target["component"])
+    promised = _promised(as_grown(bundle), component, loaded or ort_cpu.load(model))
+    return _with_caches(as_grown(bundle), component, promised, raw=False)
 
 
 def _promised(bundle: bundles.Bundle, component: str, session: Session) -> Session:

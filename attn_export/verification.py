@@ -25,6 +25,7 @@ from attn_export.reference import Case
 from attn_export.runtimes import ort_cpu
 from attn_export.runtimes.base import LoadOptions
 from attn_export.runtimes.table import available
+from attn_export.sessions import as_grown
 from attn_export.subject import declared, is_file, open_subject
 from attn_export.twins import refuse_twins
 
@@ -77,6 +78,7 @@ def verify(
         ExportError: the source does not run.
     """
     found = bundle if isinstance(bundle, bundles.Bundle) else open_subject(Path(bundle))
+    found = as_grown(found)
     _check_options(found, against, seed, rtol, atol, [*inputs, *dynamic])
     scores = [hooks.resolve(text) for text in metrics]
     rules = {name: parse_rule(text) for name, text in (compare or {}).items()}

@@ -17,7 +17,7 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from attn_export.bench.machine import machine
 from attn_export.bench.process import WorkerProcess
 from attn_export.bench.stats import ratio_interval, summarize_rounds
 from attn_export.cli.plain_table import plain_table
-from attn_export.errors import one_line
+from attn_export.errors import AttnExportError, one_line
 from attn_export.exporter import exporter_state, trace
 from attn_export.runtimes.packages import versions
 from attn_export.runtimes.threads import cores
@@ -62,39 +62,54 @@ GRAPHS = {
 }
 PEERS = ("eager", "torch.compile", *GRAPHS)
 MODEL = "model.onnx"
+LEFT = ("files", "right_padded")  # of our manifest, what a peer has no part in
 
 
 def prepare(folder: Path, workload: Workload) -> dict[str, str]:
     """Bundles `ours` and one a peer below `folder`; what went wrong, by the peer's name."""
-    ready = folder / "ready.json"
-    if ready.exists():
-        problems: dict[str, str] = json.loads(ready.read_text())
-        return problems
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     origin = f"{FILE}:{workload.factory}"
-    ours = export(origin, folder / "ours", targets=("cpu", "openvino"), **(workload.options or {}))
+    problems = fuse(folder / "graphs", origin, workload.family)
+    if not (folder / "ours").exists():
+        export(origin, folder / "ours", targets=("cpu", "openvino"), **workload.options)
+    ours = bundles.read(folder / "ours")
+    for peer in GRAPHS:
+        if peer in problems:
+            continue
+        bundle = peer_bundle(folder / peer, ours, folder / "graphs" / peer / MODEL)
+        try:
+            with load(bundle, GRAPHS[peer]) as session:
+                session.run(bundle.cases()[0].inputs)
+        except AttnExportError as error:
+            problems[peer] = f"does not run: {error.observed}"
+    return problems
+
+
+def fuse(folder: Path, origin: str, family: str) -> dict[str, str]:
+    """The graph of each peer, once; what went wrong, by the peer's name."""
+    ready = folder / "problems.json"
+    if ready.exists():
+        known: dict[str, str] = json.loads(ready.read_text())
+        return known
+    shutil.rmtree(folder, ignore_errors=True)
     (spec,) = resolve(origin).components.values()
     problems = {}
     with exporter_state(), tempfile.TemporaryDirectory() as scratch:
         traced = trace(replace(spec, module=spec.module.eval()))
         plain = dynamo(traced, Path(scratch), DYNAMO_OPSET)
-        made = {
+        made: dict[str, Callable[[], Path]] = {
             "ORT, opset 18": lambda: plain,
             "ORT, opset 23": lambda: exporter(traced, Path(scratch), "")[0][0],
             "ORT optimizer": lambda: max(
-                (path for path, _, _ in onnxruntime(traced, Path(scratch), workload.family)),
-                key=attentions,
+                (path for path, _, _ in onnxruntime(traced, Path(scratch), family)), key=attentions
             ),
             "onnxscript": lambda: onnxscript(traced, Path(scratch), "")[0][0],
             "OpenVINO": lambda: plain,
         }
         for peer, make in made.items():
+            (folder / peer).mkdir(parents=True)
             try:
                 with quiet():
-                    bundle = peer_bundle(folder / peer, ours, make())
-                    with load(bundle, GRAPHS[peer]) as session:
-                        session.run(bundle.cases()[0].inputs)
+                    write_graphs(folder / peer, {MODEL: ir.load(make())}, bundles.WEIGHTS)
             except Exception as error:  # whatever a peer raises is its result
                 problems[peer] = f"{type(error).__name__}: {one_line(error)}"
     ready.write_text(json.dumps(problems))
@@ -103,10 +118,10 @@ def prepare(folder: Path, workload: Workload) -> dict[str, str]:
 
 def peer_bundle(folder: Path, ours: bundles.Bundle, graph: Path) -> bundles.Bundle:
     """A peer's graph with our cases, for both runtimes."""
-    folder.mkdir()
-    write_graphs(folder, {MODEL: ir.load(graph)}, bundles.WEIGHTS)
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(graph.parent, folder)
     shutil.copy(ours.path / bundles.REFERENCE, folder)
-    manifest = {k: v for k, v in ours.manifest.items() if k not in ("files", "right_padded")}
+    manifest = {k: v for k, v in ours.manifest.items() if k not in LEFT}
     targets = [{**target, "file": MODEL, "sites": []} for target in ours.targets()]
     bundles.seal(folder, {**manifest, "targets": targets})
     return bundles.read(folder)

@@ -24,6 +24,7 @@ from attn_export.attention.lower import (
     multi_head_attention,
     standard,
 )
+from attn_export.attention.lower.cache import cache_of
 from attn_export.attention.lower.rewrite import Rewrite
 from attn_export.attention.metadata import name_nodes
 from attn_export.attention.reasons import NotLowerable, Reason
@@ -64,6 +65,7 @@ def lower(
     less_work: bool = True,
     dtype: str | None = None,
     without: Collection[str] = (),
+    in_place: Collection[str] = (),
     order: Order | None = None,
 ) -> Account:
     """Replace each site of `model`, in place, by the first op that is legal there and proves equal.
@@ -76,6 +78,7 @@ def lower(
         dtype: what attention will be computed in, where that is not the graph's own: the graph is
             converted afterwards, and the ops must have kernels for it.
         without: ops that are not tried.
+        in_place: inputs that are caches to be continued in place, which GroupQueryAttention does.
         order: asked before the table, where `choice` is "auto".
 
     Raises:
@@ -100,15 +103,16 @@ def lower(
     for index, site in enumerate(sites):
         progress(f"proving {site.name} ({index + 1} of {len(sites)})")
         refusal = canonical.refused.get(str(site.node.name))
+        kept = continues(site, in_place)
         if is_fused(site.node):
             outcome = _as_given(site, runtime)
         elif refusal is None:
             outcome = _lower_site(
-                model, site, runtime, version, sizes, choice, proved, dtype, without, order
+                model, site, runtime, version, sizes, choice, proved, dtype, without, kept, order
             )
         else:
             outcome = Outcome(site, None, "refused", (refusal,))
-        outcomes.append(replace(outcome, example_tokens=_tokens(site, sizes)))
+        outcomes.append(replace(outcome, example_tokens=_tokens(site, sizes), in_place=kept))
     if outcomes or rotary or linear:
         RemoveUnusedNodesPass()(model)
         drop_unused_initializers(model)
@@ -179,6 +183,7 @@ def _lower_site(
     proved: set[tuple[object, ...]],
     dtype: str | None,
     without: Collection[str],
+    kept: bool,
     order: Order | None,
 ) -> Outcome:
     opset = model.opset_imports.get("", 23)
@@ -187,13 +192,16 @@ def _lower_site(
     except NotLowerable as unknown:
         return Outcome(site, None, "refused", (unknown,))
     tokens = _tokens(site, sizes)
-    asked = order(site, form, tokens) if order is not None and choice == "auto" else None
+    asks = order is not None and choice == "auto" and not kept
+    asked = order(site, form, tokens) if asks and order is not None else None
     preferred = asked or preference(runtime, form, tokens)
     wanted = tuple(op for op in candidates(choice, preferred) if op not in without)
+    if kept:
+        wanted = (group_query_attention.NAME,)
     reasons: dict[str, NotLowerable] = {}
     # A site that no fused op takes is decomposed, since its own node may not run on the runtime.
     for op in dict.fromkeys([*wanted, decomposed.NAME]):
-        if not _take(model, op, site, runtime, version, sizes, proved, reasons, dtype):
+        if not _take(model, op, site, runtime, version, sizes, proved, reasons, dtype, kept):
             continue
         status: Status = "lowered"
         rule = _rule("auto", asked) if asked is not None and wanted[:1] == (op,) else ""
@@ -217,28 +225,53 @@ def _take(
     proved: set[tuple[object, ...]],
     reasons: dict[str, NotLowerable],
     dtype: str | None,
+    kept: bool,
 ) -> bool:
     """Whether an op took the site, with its lengths if it has some, or else with its dense mask."""
     lengths = site.mask == "lengths" and op != decomposed.NAME
-    builders = [BUILDERS[op]]
-    if op == group_query_attention.NAME and runtime in FOLDS_ROTARY:
-        builders.insert(0, group_query_attention.build_turning)
+    builders = _builders(op, runtime, kept)
     for way, build in product((site, site.dense) if lengths else (site.dense,), builders):
         signature = (op, build, *way.signature)
         try:
             if op.startswith(CONTRIB) and not (way.head_size and way.v_head_size):
                 raise NotLowerable(Reason.HEADS, "its head size is not fixed")
             form = form_of(way, op, model.opset_imports.get("", 23), dtype)
+            if kept:  # sessions refuse several tokens of several rows behind a past
+                form = replace(form, batch=1)
             if refusal := why_not(op, runtime, version, form):
                 raise NotLowerable(Reason(refusal.code), str(refusal))
             apply(model, build(way), sizes, brief=signature in proved)
         except NotLowerable as reason:
-            if build is BUILDERS[op]:
+            if build is builders[-1]:
                 reasons[op] = reason
             continue
         proved.add(signature)
         return True
     return False
+
+
+def _builders(op: str, runtime: str, kept: bool) -> list[Callable[[Site], Rewrite]]:
+    """The ways to build an op, the preferred one first."""
+    if op != group_query_attention.NAME:
+        return [BUILDERS[op]]
+    module = group_query_attention
+    turning, plain = (
+        (module.build_first_turning, module.build_first)
+        if kept
+        else (module.build_turning, BUILDERS[op])
+    )
+    return [turning, plain] if runtime in FOLDS_ROTARY else [plain]
+
+
+def continues(site: Site, in_place: Collection[str]) -> bool:
+    """Whether a site's cache is one of those inputs."""
+    if not in_place or site.node.op_type != "Attention":  # not made canonical
+        return False
+    try:
+        cache = cache_of(site)
+    except NotLowerable:
+        return False
+    return cache is not None and str(cache.past_key.name) in in_place
 
 
 def _rule(choice: str, chosen: Preference) -> str:

@@ -99,6 +99,7 @@ class Outcome:
         example_tokens: S and T at the example's sizes; None where they are not known.
         rule: why the plain form is the one that is wanted, where it is; or by which measurement an
             op is.
+        in_place: whether its cache is to be continued in place.
     """
 
     site: Site
@@ -109,6 +110,7 @@ class Outcome:
     blocked_rows: BlockedRows = "same"
     example_tokens: tuple[int, int] | None = None
     rule: str = ""
+    in_place: bool = False
 
     @property
     def reason(self) -> str:
@@ -133,7 +135,7 @@ class Outcome:
         outcome = {
             key: value
             for key, value in vars(self).items()
-            if key not in ("site", "reasons", "rule")
+            if key not in ("site", "reasons", "rule") and (key != "in_place" or self.in_place)
         }
         for size in ("head_size", "v_head_size"):
             site[size] = site[size] or None

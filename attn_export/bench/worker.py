@@ -40,9 +40,10 @@ from attn_export.precision.stored import native
 from attn_export.reference import Case
 from attn_export.runtimes import torch_eager
 from attn_export.runtimes.base import LoadOptions, Session
+from attn_export.runtimes.growing import timed
 from attn_export.runtimes.table import MODULE_RUNTIMES, find, require
 from attn_export.runtimes.threads import cores
-from attn_export.sessions import load
+from attn_export.sessions import as_grown, load
 
 
 class Worker:
@@ -55,7 +56,7 @@ class Worker:
         case: str,
         source: str | None = None,
     ) -> None:
-        self.bundle, self.runtime = views.view(bundles.read(Path(folder)), runtime)
+        self.bundle, self.runtime = views.view(as_grown(bundles.read(Path(folder))), runtime)
         self.component, self.threads = component, threads or None
         cases = views.allowances(self.bundle, self.runtime, self.bundle.cases())
         self.cases = [c for c in cases if c.component == component]
@@ -107,7 +108,8 @@ class Worker:
         and their threads still spinning."""
         assert self.session is not None
         times: list[float] = []
-        session, inputs = native(self.session, self._case(request.get("batch")).inputs)
+        case = self._case(request.get("batch"))
+        session, inputs = timed(self.session, case.inputs) or native(self.session, case.inputs)
         until = time.perf_counter() + float(request["seconds"])
         gc.disable()
         while not times or time.perf_counter() < until:

@@ -105,6 +105,9 @@ def export_options(command: Command) -> Command:
                      help="An axis whose size may differ from call to call."),
         click.option("--input", "inputs", multiple=True, metavar="NAME=DTYPE[SIZE,...]",
                      help="An example input, for a factory that returns none."),
+        click.option("--cache-capacity", type=click.IntRange(min=2), metavar="N",
+                     help="Keep caches in buffers of up to N positions that past and present share:"
+                     " no step copies them. For targets cpu and cuda."),
         lowering_option,
         right_padded_option,
     )  # fmt: skip

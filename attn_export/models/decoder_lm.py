@@ -157,7 +157,7 @@ BATCH, TOKENS, PAST = Axis("batch", 1, 16), Axis("tokens", 1, 256), Axis("past",
 def padding(rows: int, tokens: int, masked: bool, generator: torch.Generator) -> Tensor:
     """int64 (rows, tokens): ones, or with about a quarter of holes, the last token kept."""
     mask = torch.rand(rows, tokens, generator=generator) > (0.25 if masked else -1.0)
-    mask[:, -1] = True
+    mask[:, -1:] = True
     return mask.long()
 
 
@@ -214,6 +214,52 @@ def components(config: DecoderLMConfig) -> dict[str, ExportSpec]:
             generate=generate,
         ),
     }
+
+
+def one_graph(config: DecoderLMConfig, capacity: int = 256) -> ExportSpec:
+    """Prefill and decode in one graph: S tokens of each row behind P cached ones.
+
+    `padding` may stand anywhere in the prompt, so that rows of several lengths are one batch.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = DecoderLM(config).eval()
+    masks = ("input_ids", "attention_mask", "past_mask")
+    caches, head_size = past_names(config.layers), config.attention().head_size
+    tokens, past = Axis("tokens", 1, capacity), Axis("past", 0, capacity - 1)
+
+    def draw(g: torch.Generator, sizes: Mapping[str, int], masked: bool) -> Inputs:
+        B, S, P = sizes["batch"], sizes["tokens"], sizes["past"]
+        shape = (B, config.kv_heads, P, head_size)
+        return {
+            "input_ids": torch.randint(3, config.vocab, (B, S), generator=g),
+            "attention_mask": padding(B, S, masked, g),
+            "past_mask": padding(B, P, masked, g),
+            **{name: torch.randn(shape, generator=g) for name in caches},
+        }
+
+    return ExportSpec(
+        module=named_caches(model, masks, config.layers).eval(),
+        inputs=draw(torch.Generator().manual_seed(0), {"batch": 2, "tokens": 4, "past": 6}, False),
+        dynamic={
+            "input_ids": {0: BATCH, 1: tokens},
+            "attention_mask": {0: BATCH, 1: tokens},
+            "past_mask": {0: BATCH, 1: past},
+            **{name: {0: BATCH, 2: past} for name in caches},
+        },
+        names=graph_names(config.layers),
+        outputs=("logits", "present_mask", *present_names(config.layers)),
+        draw=draw,
+        compare={"present_mask": "index"},
+        state=(("present_mask", "past_mask", 1), *cache_state(config.layers)),
+        generate={"bos": BOS, "eos": EOS, "max_length": 64},
+        cache_capacity=capacity,
+    )
+
+
+def decoder_lm_in_place() -> ExportSpec:
+    """The small model as one graph whose caches are buffers of 256 positions."""
+    return one_graph(DecoderLMConfig())
 
 
 def decoder_lm() -> dict[str, ExportSpec]:

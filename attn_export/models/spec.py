@@ -76,6 +76,8 @@ class ExportSpec:
             (`past_key_values.0.key`).
         right_padded: parameter -> the number that keeps a key, for each mask (B, T) that its user
             promises to be right padded.
+        cache_capacity: the most positions of the caches, where these are to be buffers that past
+            and present share, see attn_export.fixed_caches.
     """
 
     module: nn.Module
@@ -92,6 +94,7 @@ class ExportSpec:
     generate: dict[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     right_padded: dict[str, int] = field(default_factory=dict)
+    cache_capacity: int | None = None
 
     def parameter(self, name: str) -> str:
         """The parameter behind the name of a graph's input."""

@@ -92,6 +92,13 @@ ZOO: dict[str, ZooEntry] = {
         tokens="1 to 256 new, 1 to 256 cached",
         kinds=("causal", "window"),
     ),
+    "decoder-lm-in-place": ZooEntry(
+        factory="decoder_lm:decoder_lm_in_place",
+        summary="Prefill and decode in one graph, caches in buffers that no step copies",
+        parameters=500_352,
+        tokens="1 to 256 new and cached",
+        kinds=("causal",),
+    ),
     "text-encoder": ZooEntry(
         factory="text_encoder:text_encoder",
         summary="BERT-like encoder with a padding mask and mean-pooled sentence embeddings",

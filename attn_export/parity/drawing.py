@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attn_export import right_padded
 from attn_export.models.spec import Axis, ExportSpec
+from attn_export.parity.generate import TOKEN
 
 SIZES = {"batch": (1, 3, 2), "other": (7, 12, 5)}
 LARGEST = 1024  # positions of a case at the upper end of the declared lengths
@@ -32,10 +33,47 @@ def sizes_of(spec: ExportSpec) -> list[dict[str, int]]:
     lengths = [name for name in axes if name != "batch"]
     crossed = picked[1] | {name: picked[0][name] for name in lengths[1:]}
     unique: list[dict[str, int]] = []
-    for sizes in [*picked, *([crossed] if len(lengths) > 1 else []), example]:
-        if sizes not in unique:
-            unique.append(sizes)
+    for wanted in [*picked, *([crossed] if len(lengths) > 1 else []), example]:
+        for sizes in within_capacity(spec, wanted):
+            if sizes not in unique:
+                unique.append(sizes)
     return unique
+
+
+def within_capacity(spec: ExportSpec, sizes: Mapping[str, int]) -> list[dict[str, int]]:
+    """The sizes, or what of them fits caches that have a capacity.
+
+    Several new tokens of several rows come without a past, as `fixed_caches` has it; they give two
+    assignments, one without a past and one with a token a row.
+    """
+    past, new = cache_axes(spec)
+    if spec.cache_capacity is None or past not in sizes:
+        return [dict(sizes)]
+    tokens = sizes.get(new, 1)
+    room = dict(sizes) | {past: max(min(sizes[past], spec.cache_capacity - tokens), 0)}
+    if not room[past] or tokens == 1 or sizes.get("batch", 1) == 1:
+        return [room]
+    return [room | {past: 0}, room | {new: 1}]
+
+
+def with_past(spec: ExportSpec) -> list[dict[str, int]]:
+    """Those of `sizes_of` that have a past, and one row with several tokens behind one."""
+    past, new = cache_axes(spec)
+    found = [sizes for sizes in sizes_of(spec) if sizes[past]]
+    example = example_sizes(spec)
+    if "batch" in example and spec.cache_capacity and example.get(new, 1) > 1:
+        room = spec.cache_capacity - example[new]
+        found.append(example | {"batch": 1, past: min(max(example[past], 1), room)})
+    return [sizes for index, sizes in enumerate(found) if sizes not in found[:index]]
+
+
+def cache_axes(spec: ExportSpec) -> tuple[str, str]:
+    """What the cached and the new tokens are called; empty where there are none."""
+    axes = spec.axes()
+    caches = (axes.get(given, {}).get(place) for _, given, place in spec.state)
+    past = next((axis.name for axis in caches if axis is not None and axis.name != "batch"), "")
+    own = axes.get(TOKEN, {}).get(1)
+    return past, "" if own is None else own.name
 
 
 def ends_of(spec: ExportSpec) -> tuple[list[dict[str, int]], str]:
@@ -50,13 +88,16 @@ def ends_of(spec: ExportSpec) -> tuple[list[dict[str, int]], str]:
     batch = {name: _pick(axis, 0, 1) for name, axis in axes.items() if name == "batch"}
     low = batch | {name: axis.min for name, axis in lengths.items()}
     high = batch | {name: axis.max for name, axis in lengths.items()}
+    if spec.cache_capacity is not None:
+        high |= {name: 1 for name in cache_axes(spec)[1:] if name in high}
     note, ends = "", [low]
-    if math.prod(axis.max for axis in lengths.values()) <= LARGEST:
+    if math.prod(high[name] for name in lengths) <= LARGEST:
         ends.append(high)
     else:
-        told = " ".join(f"{name}={axis.max}" for name, axis in lengths.items())
+        told = " ".join(f"{name}={high[name]}" for name in lengths)
         note = f"the largest declared sizes ({told}) were not run, they take too long for a check"
-    return [sizes for sizes in ends if sizes not in sizes_of(spec)], note
+    fitting = [fit for sizes in ends for fit in within_capacity(spec, sizes)]
+    return [sizes for sizes in fitting if sizes not in sizes_of(spec)], note
 
 
 def example_sizes(spec: ExportSpec) -> dict[str, int]:

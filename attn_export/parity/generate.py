@@ -3,7 +3,8 @@
 The components before the step (an encoder, or a prefill) run once; the step runs once a token. Its
 inputs are the token, `state` that outputs carry on, and whatever else the inputs and the outputs of
 the components before it provide under the same name. Where one of those (a prefill) gives `logits`
-already, the first token is its own; otherwise the step starts from the token `bos`.
+already, the first token is its own; otherwise the step starts from the token `bos`. A model of one
+component that takes several tokens has the prompt in its first step.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from attn_export.errors import InputError
 from attn_export.parity.tolerance import Array
 
 Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
-TOKEN, LOGITS, MASK = "input_ids", "logits", "attention_mask"
+TOKEN, LOGITS, MASK, POSITIONS = "input_ids", "logits", "attention_mask", "position_ids"
 
 
 @dataclass(frozen=True)
@@ -66,26 +67,57 @@ def steps(
     for component in before:
         known |= runs[component](_take(manifest, component, known))
     batch = next(iter(inputs.values())).shape[0]
+    prompt = known[TOKEN].shape[1] if TOKEN in known and _takes_prompts(manifest) else 0
     length = rules["max_length"] if max_length is None else max_length
     made = {name: known[name] for name in known.keys() - inputs.keys()} if LOGITS in known else {}
-    if made:
+    if made or prompt:
         _refuse_right_padding(inputs)
+    if made:
         known |= {s["input"]: made[s["output"]] for s in manifest["state"] if s["output"] in made}
     known |= _first_state(manifest, step, known, batch)
-    _check_room(manifest, step, known, length, int(bool(made)))
+    _check_room(manifest, step, known, length, int(bool(made or prompt)), prompt)
     token = np.full(batch, rules["bos"], dtype=np.int64)
     ended = np.zeros(batch, dtype=bool)
     for _ in range(length):
         if not made:
-            known[TOKEN] = token[:, None]
+            if not prompt:
+                known[TOKEN] = token[:, None]
             made = dict(runs[step](_take(manifest, step, known)))
             known |= {entry["input"]: made[entry["output"]] for entry in manifest["state"]}
         token = np.where(ended, rules["eos"], made[LOGITS][:, -1].argmax(-1)).astype(np.int64)
         yield Step(token, made)
-        made = {}
+        if _takes_prompts(manifest):
+            known |= _of_next(manifest, step, known)
+        made, prompt = {}, 0
         ended |= token == rules["eos"]
         if ended.all():
             break
+
+
+def _takes_prompts(manifest: Mapping[str, Any]) -> bool:
+    """Whether the one component takes several tokens at once."""
+    shapes = [e["shape"] for e in manifest["inputs"] if e["name"] == TOKEN]
+    return len(manifest["components"]) == 1 and any(
+        len(shape) == 2 and isinstance(shape[1], str) for shape in shapes
+    )
+
+
+def _of_next(
+    manifest: Mapping[str, Any], step: str, known: Mapping[str, Array]
+) -> dict[str, Array]:
+    """What stands beside one more token: a mask (B, S) or (B, P + S) that keeps it, its position.
+
+    Reads what stood beside the tokens before.
+    """
+    shapes = {e["name"]: e["shape"] for e in manifest["inputs"] if e["component"] == step}
+    found: dict[str, Array] = {}
+    if MASK in shapes and len(shapes[MASK]) == 2:
+        ones = np.ones_like(known[MASK][:, :1])
+        own = shapes[MASK][1] == shapes[TOKEN][1]
+        found[MASK] = ones if own else np.concatenate([known[MASK], ones], axis=1)
+    if POSITIONS in shapes and len(shapes[POSITIONS]) == 2:
+        found[POSITIONS] = known[POSITIONS][:, -1:] + 1
+    return found
 
 
 def _take(
@@ -110,9 +142,18 @@ def _refuse_right_padding(inputs: Mapping[str, Array]) -> None:
 
 
 def _check_room(
-    manifest: Mapping[str, Any], step: str, known: Mapping[str, Array], length: int, first: int
+    manifest: Mapping[str, Any],
+    step: str,
+    known: Mapping[str, Array],
+    length: int,
+    first: int,
+    prompt: int,
 ) -> None:
-    """A cache is one longer at each run, inside of the graph's range; `first` tokens need none."""
+    """A cache is one longer at each run, inside of the graph's range; `first` tokens need none.
+
+    Args:
+        prompt: tokens that the first run adds to the cache.
+    """
     if length < 1:
         raise InputError(f"max_length is {length}", "give 1 or more")
     entries = {e["name"]: e for e in manifest["inputs"] if e["component"] == step}
@@ -122,7 +163,7 @@ def _check_room(
         size = entry["shape"][axis]
         if made[state["output"]][axis] == size or size not in entry.get("ranges", {}):
             continue
-        start, most = known[entry["name"]].shape[axis], entry["ranges"][size][1]
+        start, most = known[entry["name"]].shape[axis] + prompt, entry["ranges"][size][1]
         room = most - start + 1 + first
         if length > room:
             raise InputError(

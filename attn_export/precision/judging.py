@@ -27,6 +27,7 @@ class Request:
     bounds: Sequence[Bound] = ()
     half_io: bool = False
     less_work: bool = True
+    cache_capacity: int | None = None
 
 
 def declared_bounds(specs: Mapping[str, ExportSpec], given: Sequence[Bound]) -> list[Bound]:

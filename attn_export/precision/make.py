@@ -10,17 +10,21 @@ import onnx_ir as ir
 import torch
 
 from attn_export import manifest as manifests
+from attn_export.attention import fixed_cache
 from attn_export.attention.caveats import causal_notes
+from attn_export.attention.fixed_cache import State
 from attn_export.attention.lowering import lower
 from attn_export.attention.padding import unused_promises
 from attn_export.attention.site import Account
 from attn_export.capability import TARGETS, Target
 from attn_export.capability.kernels import CUDA
+from attn_export.errors import ExportError
 from attn_export.exporter import Graph
 from attn_export.models.spec import ExportSpec
-from attn_export.parity.drawing import sizes_of
+from attn_export.parity.drawing import sizes_of, with_past
 from attn_export.parity.tolerance import Array, Group
 from attn_export.precision.half import make_half
+from attn_export.precision.in_place import prove_in_place
 from attn_export.precision.int8 import quantise
 from attn_export.precision.judging import Groups, Request
 from attn_export.precision.names import lowering_options, target_name
@@ -28,7 +32,7 @@ from attn_export.precision.plan import summary
 from attn_export.precision.stand_in import STAND_IN
 from attn_export.precision.whole import fused_ops, wrapped
 from attn_export.reference import Case
-from attn_export.tuning import cache as caches
+from attn_export.tuning.cache import order as measured_order
 
 CALIBRATION = 32  # held-out samples that ranges of int8 are taken from
 Progress = Callable[[str], None]
@@ -99,18 +103,21 @@ def make(
 ) -> Made:
     """Lower for the target's kernels of that precision, then convert. Errors are `lower`'s."""
     model = graph.model.clone()
+    caches = fixed_cache.growing(model, graph.spec.state) if graph.spec.cache_capacity else ()
     account = lower(
         model,
         target.runtime,
-        sizes_of(graph.spec),
+        sizes_of(graph.spec) if not caches else with_past(graph.spec),
         request.lowering,
         progress,
         less_work=request.less_work,
-        order=caches.order(target.runtime),
+        order=measured_order(target.runtime),
+        in_place=[given for _, given, _ in caches],
         **lowering_options(precision),
     )
     described: dict[str, Any] = {"precision": precision}
     if precision == "fp32":
+        keep_in_place(model, caches, account, graph.spec.cache_capacity, cases)
         return Made(model, account, described)
     progress(f"making {component} in {precision} for {target.name}")
     before = fused_ops(model)
@@ -143,9 +150,35 @@ def make(
         if half.kept:
             notes.append(f"{where} keeps in float32: {'; '.join(summary(half.kept))}")
     notes += _broken(model, made, before, where)
+    keep_in_place(made, caches, account, graph.spec.cache_capacity, cases)
     described["io"] = _io(made)
     notes.append(_borders(where, described.get("half_io", [])))
     return Made(made, account, described, notes)
+
+
+def keep_in_place(
+    model: ir.Model,
+    caches: Sequence[State],
+    account: Account,
+    capacity: int | None,
+    cases: Sequence[Case],
+) -> None:
+    """Give a lowered graph caches of a fixed capacity, and prove that it answers as before.
+
+    Raises:
+        ExportError: a site cannot continue its cache in place, or the answers differ.
+    """
+    if not caches or capacity is None:
+        return
+    refused = [o for o in account.outcomes if o.in_place and o.status == "refused"]
+    if refused:
+        raise ExportError(
+            f"{refused[0].site.name} cannot continue its cache in place: {refused[0].reasons[0]}",
+            "leave --cache-capacity out, or choose a target and precision that has the kernel",
+        )
+    before = model.clone()
+    fixed_cache.fix(model, caches)
+    prove_in_place(before, model, caches, capacity, cases)
 
 
 def calibration(spec: ExportSpec, cases: Sequence[Case]) -> tuple[list[Mapping[str, Array]], int]:

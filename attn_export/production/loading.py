@@ -160,6 +160,7 @@ def _open(
                     name,
                     options.threads,
                     options=options.of(bundle, runtime, name),
+                    raw=True,
                 )
             )
             for name in components

@@ -12,13 +12,17 @@ from numpy.typing import NDArray
 from attn_export.bundle import Bundle
 from attn_export.checking import check_session, nothing_compared
 from attn_export.errors import InputError, UsageError
+from attn_export.fixed_caches import FixedCaches
 from attn_export.parity.compare import Comparison
-from attn_export.parity.generate import steps
+from attn_export.parity.generate import Run, steps
 from attn_export.parity.result import RuntimeResult
 from attn_export.production.choice import Choice
+from attn_export.production.decoding import Decoding
 from attn_export.production.gate import Gate
+from attn_export.production.generation import in_place
 from attn_export.production.inputs import Signature, as_arrays
 from attn_export.runtimes.base import Arrays, Session, TensorSpec
+from attn_export.sessions import as_grown, growing
 
 
 class BundleSession:
@@ -110,8 +114,38 @@ class BundleSession:
             known |= {spec.name for spec in self.inputs(name)}
         for name in arrays.keys() - known:
             raise InputError(f"no component has an input '{name}'", "leave it out")
-        runs = {name: partial(self.run, component=name) for name in self.components}
+        runs: dict[str, Run] = {n: partial(self.run, component=n) for n in self.components}
+        if self._fixed(self.components[-1]) is not None:
+            return in_place(self, manifest, runs, arrays, max_length)
         return (step.tokens for step in steps(manifest, runs, arrays, max_length))
+
+    def start(
+        self, rows: int = 1, component: str | None = None, *, capacity: int | None = None
+    ) -> Decoding:
+        """Empty caches for some rows, which steps continue in place.
+
+        Args:
+            component: which graph; by default the one that has such caches.
+            capacity: positions to begin with; they grow by doubling up to the bundle's own.
+
+        Raises:
+            InputError: rows or positions that the bundle does not take.
+            UsageError: as `run`; or no such graph has caches of a fixed capacity, or the runtime
+                does not continue them in place.
+        """
+        found = {name: fixed for name in self.components if (fixed := self._fixed(name))}
+        name = next(iter(found), None) if component is None else self._named(component)
+        if name not in found:
+            raise UsageError(
+                f"{name or self.name} has no caches of a fixed capacity",
+                "export it with --cache-capacity, or call run",
+            )
+        return Decoding(
+            self._sessions[name], found[name], self._signatures[name], self._gate, rows, capacity
+        )
+
+    def _fixed(self, component: str) -> FixedCaches | None:
+        return FixedCaches.of(self._bundle.manifest, component)
 
     def warmup(self) -> None:
         """Run every combination of sizes among the stored cases once."""
@@ -121,7 +155,7 @@ class BundleSession:
                 sizes = (case.component, *(array.shape for array in case.inputs.values()))
                 if case.component in self.components and sizes not in seen:
                     seen.add(sizes)
-                    self._sessions[case.component].run(case.inputs)
+                    self._as_stored(case.component).run(case.inputs)
 
     def verify(self) -> RuntimeResult:
         """Compare with the PyTorch outputs that the bundle carries, and each row alone.
@@ -132,10 +166,11 @@ class BundleSession:
         """
         with self._gate:
             cases, compared = self._bundle.cases(), list[tuple[str, Comparison]]()
-            for name, session in self._sessions.items():
+            bundle = as_grown(self._bundle)
+            for name in self._sessions:
                 mine = [case for case in cases if case.component == name]
-                checked = list(check_session(self._bundle, session, mine))
-                compared += checked or nothing_compared(self._bundle, name)
+                checked = list(check_session(bundle, self._as_stored(name), mine))
+                compared += checked or nothing_compared(bundle, name)
             return RuntimeResult(self.runtime, tuple(compared), self.placement())
 
     def placement(self) -> dict[str, int]:
@@ -171,6 +206,10 @@ class BundleSession:
     def __repr__(self) -> str:
         state = "" if self._gate.is_open else ", closed"
         return f"<BundleSession {self.name}: {', '.join(self.components)} on {self.runtime}{state}>"
+
+    def _as_stored(self, component: str) -> Session:
+        """Caches of the stored cases grow."""
+        return growing(self._bundle, component, self._sessions[component])
 
     def _named(self, component: str | None) -> str:
         if component is None and len(self.components) == 1:

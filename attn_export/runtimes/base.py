@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from attn_export import right_padded
 from attn_export.errors import InputError, RuntimeUnavailable, UsageError
+from attn_export.fixed_caches import FixedCaches
 from attn_export.right_padded import Promises
 
 Arrays = dict[str, NDArray[np.generic]]
@@ -128,6 +129,7 @@ class Session(ABC):
 
     Attributes:
         right_padded: what a bundle's owner promised of its masks.
+        caches: those of a fixed capacity among its inputs.
     """
 
     def __init__(
@@ -144,6 +146,7 @@ class Session(ABC):
         self.inputs = tuple(inputs)
         self.ranges = dict(ranges or {})
         self.right_padded: Promises = {}
+        self.caches: FixedCaches | None = None
         self.fallback = ""
         self.closed = False
 
@@ -158,6 +161,8 @@ class Session(ABC):
         self.require_open()
         check_inputs(self.inputs, inputs, self.ranges)
         right_padded.check(self.right_padded, inputs)
+        if self.caches is not None:
+            self.caches.check(inputs)
         return self._run(inputs)
 
     def require_open(self) -> None:

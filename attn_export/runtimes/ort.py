@@ -78,6 +78,7 @@ class Provider:
 
 
 CPU = Provider("CPUExecutionProvider")
+CUDA = "CUDAExecutionProvider"
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,8 @@ class OrtSession(Session):
         self._without = list(asked.without)
         self._open(model, options, providers)
         first = providers[0].name
+        number = int(providers[0].options.get("device_id", 0))
+        self._memory = ("cuda", number) if first == CUDA else ("cpu", 0)
         if self._session.get_providers()[0] != first:
             raise RuntimeUnavailable(
                 f"{first} was asked for and ONNX Runtime runs on"
@@ -205,6 +208,11 @@ class OrtSession(Session):
                 "export it again, or with another --lowering",
             ) from error
         return dict(zip(self.outputs, values, strict=True))
+
+    @property
+    def memory(self) -> tuple[str, int]:
+        """Device and its number, as onnxruntime's OrtValue has them, for values that stay there."""
+        return self._memory
 
     @property
     def inference_session(self) -> Any:

@@ -75,6 +75,11 @@ def from_source(bundle: bundles.Bundle, source: str, sizes: Mapping[str, Sizes])
     from attn_export.exporter import to_onnx
     from attn_export.source import eval_mode, promise, resolve, restore_mode
 
+    if any(site.get("in_place") for target in bundle.targets() for site in target["sites"]):
+        raise UsageError(
+            "the bundle's caches are continued in place, which a fresh export is not",
+            "leave --source out",
+        )
     found = resolve(source, _examples(bundle), _dynamic(bundle))
     promise(found, {n: k for c in bundle.components for n, k in _promises(bundle, c).items()})
     bases = {}

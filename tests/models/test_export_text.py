@@ -122,6 +122,7 @@ SPECS: dict[str, Callable[[], ExportSpec]] = {
     "decoder-lm-decode": lambda: decoder_lm.decoder_lm()["decode"],
     "decoder-lm-window-prefill": lambda: decoder_lm.decoder_lm_window()["prefill"],
     "decoder-lm-window-decode": lambda: decoder_lm.decoder_lm_window()["decode"],
+    "decoder-lm-in-place": decoder_lm.decoder_lm_in_place,
     "text-encoder": text_encoder.text_encoder,
     "cross-unet": cross_unet.cross_unet,
 }
@@ -269,6 +270,7 @@ def test_noir_attends_most_to_black_in_the_exported_graph(name: str, folder: Pat
         "rnn-translator",
         "decoder-lm",
         "decoder-lm-window",
+        "decoder-lm-in-place",
         "text-encoder",
         "cross-unet",
     ],

@@ -105,3 +105,44 @@ def test_a_prompt_padded_on_the_right_is_refused() -> None:
 def test_a_missing_input_is_named_with_its_component() -> None:
     with pytest.raises(InputError, match="input 'attention_mask' of 'prefill' is missing"):
         list(steps(manifest("prefill"), RUNS, {"input_ids": np.zeros((1, 2), np.int64)}))
+
+
+def whole(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """One graph for prompts and steps, which sees what stands beside each token."""
+    seen = np.concatenate([inputs["past_seen"], inputs["input_ids"]], axis=1)
+    assert inputs["attention_mask"].shape == inputs["input_ids"].shape
+    assert inputs["position_ids"][0, -1] == seen.shape[1] - 1
+    return {"logits": logits(inputs["input_ids"]), "seen": seen}
+
+
+def test_one_graph_takes_the_prompt_and_then_token_by_token() -> None:
+    described = manifest()
+    described["inputs"] = [
+        *(entry("decode", name, "batch", "tokens")
+          for name in ("input_ids", "attention_mask", "position_ids")),
+        entry("decode", "past_seen", "batch", "past"),
+    ]  # fmt: skip
+    given = {**prompt([3, 1], [0, 2]), "position_ids": np.array([[0, 1], [0, 1]])}
+    tokens, outputs = greedy(described, {"decode": whole}, given)
+    assert tokens.tolist() == [[2, 3, 4, 5], [3, 4, 5, 6]]
+    assert outputs[-1]["seen"].tolist() == [[3, 1, 2, 3, 4], [0, 2, 3, 4, 5]]
+    with pytest.raises(InputError, match="give max_length=6 or a shorter prompt"):
+        list(steps(described, {"decode": whole}, given, 7))
+
+
+def test_a_mask_over_past_and_new_tokens_grows_with_them() -> None:
+    described = manifest()
+    described["inputs"] = [
+        entry("decode", "input_ids", "batch", "tokens"),
+        entry("decode", "attention_mask", "batch", "total"),
+        entry("decode", "past_seen", "batch", "past"),
+    ]
+    masks = []
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        masks.append(inputs["attention_mask"].tolist())
+        return decode(inputs)
+
+    given = {**prompt([0, 1]), "attention_mask": np.array([[0, 1]])}
+    assert greedy(described, {"decode": run}, given)[0].tolist() == [[2, 3, 4, 5]]
+    assert masks == [[[0, 1]], [[0, 1, 1]], [[0, 1, 1, 1]], [[0, 1, 1, 1, 1]]]

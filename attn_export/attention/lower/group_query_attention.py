@@ -22,7 +22,7 @@ BIAS = 10
 """Its input for a bias on scores."""
 
 
-def build(site: Site, *, turning: bool = False) -> Rewrite:
+def build(site: Site, *, turning: bool = False, first: bool = False) -> Rewrite:
     """Query (B, S, N * H), key and value (B, S, K * H), and the numbers of keys so far.
 
     The op is causal, its queries counted from the end of the past, whatever it is given beside. A
@@ -33,6 +33,8 @@ def build(site: Site, *, turning: bool = False) -> Rewrite:
 
     Args:
         turning: let the op turn queries and keys, which RotaryEmbedding did, see `turned`.
+        first: whoever calls the graph gives several rows several tokens only where there is no
+            past, which is all that the op takes.
 
     Raises:
         NotLowerable: the site is not causal, or not expressible by this op.
@@ -41,7 +43,7 @@ def build(site: Site, *, turning: bool = False) -> Rewrite:
     if site.heads % site.kv_heads or site.head_size != site.v_head_size:
         raise NotLowerable(Reason.HEADS, "GroupQueryAttention has no heads of these sizes")
     cache = cache_of(site)
-    _require_causal(site, cache)
+    _require_causal(site, cache, first)
     b = builder(site)
     query = tokens_first(b, operand_of(site, 0), "query", site.heads)
     new = (operand_of(site, 1), operand_of(site, 2)) if cache is None else (cache.key, cache.value)
@@ -81,7 +83,17 @@ def build_turning(site: Site) -> Rewrite:
     return build(site, turning=True)
 
 
-def _require_causal(site: Site, cache: Cache | None) -> None:
+def build_first(site: Site) -> Rewrite:
+    """As `build`, where several rows bring several tokens only before there is a past."""
+    return build(site, first=True)
+
+
+def build_first_turning(site: Site) -> Rewrite:
+    """As `build_first`, with the rotation inside of the op."""
+    return build(site, turning=True, first=True)
+
+
+def _require_causal(site: Site, cache: Cache | None, first: bool) -> None:
     """Raise NotLowerable unless each query sees no key behind itself, counted as the op does."""
     flag = bool(site.node.attributes.get_int("is_causal", 0))
     if cache is None:
@@ -97,7 +109,7 @@ def _require_causal(site: Site, cache: Cache | None) -> None:
     if not aligned:
         raise NotLowerable(Reason.CAUSAL, "its causal mask is not aligned as GroupQueryAttention's")
     batch = sizes(operand_of(site, 0))[0]
-    if cache is not None and site.query_tokens != 1 and batch != 1:
+    if cache is not None and not first and site.query_tokens != 1 and batch != 1:
         raise NotLowerable(
             Reason.CACHE, "GroupQueryAttention takes several new tokens at batch 1 alone"
         )

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from attn_export.attention.builder import Builder
 from attn_export.attention.data import is_computed, unique
 from attn_export.attention.layout import chain, existing
-from attn_export.attention.lower.cache import PAST_KEY
+from attn_export.attention.lower.cache import PAST_KEY, cache_of
 from attn_export.attention.lower.mask import as_given, kernel_mask
 from attn_export.attention.lower.output import place
 from attn_export.attention.lower.rewrite import Rewrite, outputs_of, tag
@@ -28,7 +28,8 @@ def build(site: Site) -> Rewrite:
     """The same node; in front of it what its mask needs, see `kernel_mask`.
 
     Query, key and value whose heads were split by layout nodes are given as they were before, in
-    the node's 3-D form, unless that would cost more Transposes than it saves.
+    the node's 3-D form, unless that would cost more Transposes than it saves; those of a cache are
+    of all tokens so far, so that it stays as it is.
     Lengths are its nonpad_kv_seqlen, which it has from opset 24 on.
     Specification: ONNX operator Attention, opset 23 and 24.
 
@@ -43,7 +44,7 @@ def build(site: Site) -> Rewrite:
     operands = [operand_of(site, index) for index in range(3)]
     given = [TokensFirst(v, v) for v in map(_unmoved, operands)]
     rank = {len(sizes(value)) for value in operands}
-    if rank == {4} and site.head_size and site.v_head_size:
+    if rank == {4} and site.head_size and site.v_head_size and cache_of(site) is None:
         heads = (site.heads, site.kv_heads, site.kv_heads)
         b = builder(site)
         parts = [tokens_first(b, *part) for part in zip(operands, ROLES, heads, strict=True)]
