@@ -19,7 +19,7 @@ from attn_export.bundle import Bundle
 from attn_export.cli.tables import other_lines
 from attn_export.errors import UsageError
 from attn_export.exporter import to_onnx
-from attn_export.models.spec import ExportSpec
+from attn_export.models.spec import Axis, ExportSpec
 from attn_export.models.text_encoder import BATCH, TOKENS, load_bert
 from attn_export.sessions import load
 from attn_export.verification import verify
@@ -130,6 +130,36 @@ def test_fuse_and_inspect_take_it(tmp_path: Path, cli: Cli) -> None:
     assert ended.code == 2
     assert ended.sentence.startswith("--remove-padding mask=2 is malformed")
     assert not (tmp_path / "no.onnx").exists()
+
+
+def test_bert_of_the_transformers_package() -> None:
+    """Its states, and its pooler, which reads the first token; positions are gathered."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=80,
+    )  # fmt: skip
+    model = transformers.BertModel(config).eval()
+    lengths = torch.tensor([9, 2, 5])
+    mask = (torch.arange(12) < lengths[:, None]).long()
+    inputs = {"input_ids": torch.randint(0, 50, (3, 12)), "attention_mask": mask}
+    axes = {0: Axis("batch", 1, 8), 1: Axis("tokens", 1, 64)}
+    spec = ExportSpec(
+        model, inputs, dict.fromkeys(inputs, axes), ("states", "pooled"),
+        remove_padding=("attention_mask",),
+    )  # fmt: skip
+    graph = to_onnx(spec)
+    declare(graph.model, spec.promises(), spec.removed())
+    account = lower(graph.model, "ort-cpu", [{"batch": 3, "tokens": 12}])
+    assert [(work.applied, work.reason) for work in account.work] == [(True, "")] * 2
+    found = run(graph.model, {name: value.numpy() for name, value in inputs.items()})
+    with torch.no_grad():
+        expected = model(**inputs)
+    kept = mask.numpy() == 1
+    states = expected.last_hidden_state.numpy()
+    np.testing.assert_allclose(found["states"][kept], states[kept], atol=1e-5)
+    np.testing.assert_allclose(found["pooled"], expected.pooler_output.numpy(), atol=1e-5)
 
 
 def test_embeddings_of_a_trained_encoder_are_pytorchs(tmp_path: Path) -> None:
