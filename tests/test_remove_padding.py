@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,7 @@ from attn_export.errors import UsageError
 from attn_export.exporter import to_onnx
 from attn_export.models.spec import Axis, ExportSpec
 from attn_export.models.text_encoder import BATCH, TOKENS, load_bert
+from attn_export.precision.views import check_bounds
 from attn_export.sessions import load
 from attn_export.verification import verify
 from tests.attention.work.encoders import MEAN, STATES, WIDTH, WRITTEN, encoder, inputs_of, run
@@ -83,6 +86,16 @@ def test_a_bundle_says_what_was_removed_and_what_does_not_count(bundle: Bundle) 
     result = verify(bundle, ["ort-cpu", "torch"])
     assert (result.passed, result.masked) == (True, {output["name"]: "not:padding"})
     assert any(found.excluded for _, found in result.runtimes["ort-cpu"].comparisons)
+
+
+def test_padding_does_not_count_for_declared_bounds_either(bundle: Bundle) -> None:
+    manifest = copy.deepcopy(bundle.manifest)
+    for target in manifest["targets"]:
+        target["tolerance"] = {"bounds": [{"name": "cosine", "value": 0.9999}]}
+    bounded = replace(bundle, manifest=manifest)
+    with load(bundle, "ort-cpu") as session:
+        (row,) = check_bounds(bounded, {"model": session}, "ort-cpu", bundle.cases(), None)
+    assert row.passed, row.problem
 
 
 def test_a_bundle_gives_zeros_at_padding_and_refuses_holes_and_empty_rows(bundle: Bundle) -> None:

@@ -15,12 +15,10 @@ import onnx_ir as ir
 from attn_export.attention.builder import Builder
 from attn_export.attention.layout import constant
 from attn_export.attention.sizes import shape_of, size_of, sizes
-from attn_export.attention.work.rows import ELEMENTWISE
-from attn_export.attention.work.token_wise import LAYOUT, PRODUCT, Padded, Places, token_wise
+from attn_export.attention.work.readers import is_attended, reads_size
+from attn_export.attention.work.token_wise import PRODUCT, Padded, Places, token_wise
 
 INT64 = ir.DataType.INT64
-ATTENTION = ("Attention", "MultiHeadAttention")
-TURNS = ("RotaryEmbedding",)
 
 
 def pack(model: ir.Model, padded: Padded) -> str:
@@ -174,7 +172,7 @@ class _Packing:
     def _put_back(self, b: Builder, old: ir.Value) -> None:
         """Let everything outside of the region read (B, S, ...) again."""
         outside = [(node, index) for node, index in old.uses() if node not in self._region]
-        for node, index in [use for use in outside if _reads_size(use[0])]:
+        for node, index in [use for use in outside if reads_size(use[0])]:
             node.replace_input_with(index, self._padded.mask)
             outside.remove((node, index))
         for node, index in list(outside):
@@ -184,7 +182,7 @@ class _Packing:
         if not outside and not is_output:
             return
         back = self._unpacked(b, old)
-        if is_output or not all(_is_attended(node, index) for node, index in outside):
+        if is_output or not all(is_attended(node, index) for node, index in outside):
             back = self._zeroed(b, back)
         for node, index in outside:
             node.replace_input_with(index, back)
@@ -230,30 +228,3 @@ class _Packing:
 
 def _word(name: str) -> str:
     return "".join(letter if letter.isalnum() else "_" for letter in name)
-
-
-def _reads_size(node: ir.Node) -> bool:
-    """A Shape of batch or tokens, which the mask has as well."""
-    end = node.attributes.get_int("end", 99)
-    return node.op_type == "Shape" and 0 <= node.attributes.get_int("start", 0) < end <= 2
-
-
-def _is_attended(node: ir.Node, index: int) -> bool:
-    """Whether a value is nothing but queries, keys or values, so that masked tokens may be any.
-
-    The proof of the whole graph has the last word.
-    """
-    uses = [(node, index)]
-    seen: set[ir.Node] = set()
-    while uses:
-        user, position = uses.pop()
-        if user.op_type in ATTENTION and position < 3:
-            continue
-        if user.op_type not in (*LAYOUT, *ELEMENTWISE, *TURNS):
-            return False
-        if any(value.is_graph_output() for value in user.outputs):
-            return False
-        if user not in seen:
-            seen.add(user)
-            uses += [use for value in user.outputs for use in value.uses()]
-    return True
