@@ -70,7 +70,7 @@ def prepare(folder: Path, workload: Workload) -> dict[str, str]:
     origin = f"{FILE}:{workload.factory}"
     problems = fuse(folder / "graphs", origin, workload.family)
     if not (folder / "ours").exists():
-        export(origin, folder / "ours", targets=("cpu", "openvino"), **workload.options)
+        export(origin, folder / "ours", **{"targets": ("cpu", "openvino"), **workload.options})
     ours = bundles.read(folder / "ours")
     for peer in GRAPHS:
         if peer in problems:

@@ -20,7 +20,6 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from attn_export import right_padded
 from attn_export.attention.cutting import (
     cut,
     double,
@@ -29,10 +28,9 @@ from attn_export.attention.cutting import (
     result_name,
     shape_lenders,
 )
+from attn_export.attention.hostile import MAGNITUDES, hostile
 from attn_export.attention.lower.rewrite import Rewrite
 from attn_export.attention.masks import may_block
-from attn_export.attention.padding import declared
-from attn_export.attention.sizes import evaluate
 from attn_export.parity.compare import compare
 from attn_export.parity.tolerance import FACTOR, allowed_error, max_abs, rounded
 from attn_export.protos import in_double, in_single
@@ -40,7 +38,6 @@ from attn_export.runtimes import ort_cpu
 from attn_export.runtimes.base import Arrays
 
 WOBBLES = 4  # one draw may by chance move the truth less than roundings do
-MAGNITUDES = (1.0, 1e-3, 30.0)  # ordinary, tiny and large scores
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ def prove(
     Args:
         sizes: values for the graph's symbolic sizes, one mapping a case.
         brief: one run only, for a site whose like was proved before: its own weights are checked.
-        magnitudes: of the inputs, each at all sizes.
+        magnitudes: of the inputs, as `hostile` takes them.
     """
     bounds = [
         *rewrite.inputs,
@@ -86,7 +83,7 @@ def prove(
     before = cut(model, bounds, [old for old, _ in rewrite.pairs])
     after = cut(model, bounds, [new for _, new in rewrite.pairs])
     mask = rewrite.mask if rewrite.mask is not None and may_block(rewrite.mask) else None
-    cases = (Trial(*case) for case in _hostile(bounds, mask, sizes, magnitudes, brief))
+    cases = (Trial(*case) for case in hostile(bounds, mask, sizes, magnitudes, brief))
     return prove_parts(before, after, cases)
 
 
@@ -181,69 +178,3 @@ def _differs(
 
 def _counted(array: NDArray[Any], keep: NDArray[np.bool_] | None) -> NDArray[Any]:
     return array if keep is None else array[keep]
-
-
-def _hostile(
-    values: Sequence[ir.Value],
-    mask: ir.Value | None,
-    sizes: Sequence[Mapping[str, int]],
-    magnitudes: Sequence[float],
-    brief: bool,
-) -> Iterator[tuple[str, Arrays]]:
-    for seed, binding in enumerate(sizes or [{}]):
-        rng = np.random.default_rng(seed)
-        for magnitude in magnitudes:
-            inputs = {
-                f"input_{index}": _draw(rng, value, binding, magnitude, value is mask)
-                for index, value in enumerate(values)
-            }
-            where = " ".join(f"{name}={size}" for name, size in binding.items())
-            yield f"inputs of size {magnitude:g}{' at ' + where if where else ''}", inputs
-            if brief:
-                return
-
-
-def _draw(
-    rng: np.random.Generator,
-    value: ir.Value,
-    binding: Mapping[str, int],
-    magnitude: float,
-    is_mask: bool,
-) -> NDArray[np.generic]:
-    shape = _concrete(value, binding)
-    keeps = declared(value)
-    dtype = np.dtype(np.float32)
-    if value.dtype not in (None, ir.DataType.BFLOAT16):
-        dtype = value.dtype.numpy()
-    if keeps is not None:
-        return right_padded.drawn(rng, shape, keeps)[0].astype(dtype)
-    if dtype.kind in "biu":  # zeros and ones are what a mask is made from
-        return _hostile_mask(rng, shape).astype(dtype)
-    drawn = (rng.standard_normal(shape) * magnitude).astype(dtype)
-    if is_mask and dtype.kind == "f":
-        lowest = np.array([-np.inf, np.finfo(dtype).min], dtype=dtype)
-        # Whole queries are blocked by either number, as the ways to write a mask do.
-        fill = np.broadcast_to(lowest[rng.integers(0, 2, (*shape[:-1], 1))], shape)
-        drawn = np.where(_hostile_mask(rng, shape), drawn, fill)
-    return np.asarray(drawn)
-
-
-def _hostile_mask(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """True allows: holes, left and right padding, and queries that may see no key."""
-    allowed = rng.random(shape) > 0.3
-    rows = allowed.reshape(-1, shape[-1]) if shape else allowed.reshape(1, 1)
-    half = (rows.shape[1] + 1) // 2
-    for index, row in enumerate(rows):
-        if index % 4 == 1:
-            row[:] = False
-        elif index % 4 == 2:
-            row[: half - 1] = False
-        elif index % 4 == 3:
-            row[half:] = False
-    return allowed
-
-
-def _concrete(value: ir.Value, binding: Mapping[str, int]) -> tuple[int, ...]:
-    if value.shape is None:
-        raise ValueError(f"the rank of '{value.name}' is unknown")
-    return tuple(evaluate(size, binding) for size in value.shape)
