@@ -10,7 +10,7 @@ from typing import Any
 from attn_export import bundle as bundles
 from attn_export import manifest as manifests
 from attn_export.attention.lowering import check_choice
-from attn_export.attention.padding import declare
+from attn_export.attention.padding import declare, masked_by_padding
 from attn_export.cache_capacity import check_capacity, require_caches, to_graph
 from attn_export.capability import TARGET_RUNTIMES
 from attn_export.errors import ExportError, RuntimeUnavailable, UsageError
@@ -37,7 +37,7 @@ from attn_export.precision.judging import (
 from attn_export.precision.make import make_all
 from attn_export.precision.names import Precision, check_target, parse_precisions
 from attn_export.reference import Case, write_cases
-from attn_export.right_padded import parse
+from attn_export.right_padded import REMOVE_PADDING, parse
 from attn_export.runtimes.packages import onnxruntime_owner
 from attn_export.source import (
     Source,
@@ -67,6 +67,7 @@ def export(
     lowering: str = "auto",
     less_work: bool = True,
     right_padded: Sequence[str] = (),
+    remove_padding: Sequence[str] = (),
     cache_capacity: int | None = None,
     compare: Mapping[str, str] | None = None,
     mask_output: Mapping[str, str] | None = None,
@@ -87,6 +88,9 @@ def export(
         right_padded: `INPUT`, a mask (B, T) whose rows are ones and then zeros, so that ops may get
             lengths in its place; `INPUT=0` where 0 is what keeps a key. Inputs that break this
             are refused when the bundle runs.
+        remove_padding: `INPUT` or `INPUT=0`, such a mask (B, S) whose padding does not count: it is
+            not computed where that is proved to change nothing else, and outputs (B, S, ...) are
+            not compared there.
         cache_capacity: caches become buffers of so many positions at most, which past and present
             share so that no step copies them; for targets "cpu" and "cuda".
         compare: output -> how it is compared, as attn_export.parity.rules writes it.
@@ -103,7 +107,7 @@ def export(
     request = Request(lowering, bounds, io_dtype == "fp16", less_work, cache_capacity)
     with bundles.write(Path(output), overwrite=overwrite) as stage:
         found = source if isinstance(source, Source) else resolve(source, inputs, dynamic)
-        promise(found, parse(right_padded))
+        promise(found, parse(right_padded), parse(remove_padding, REMOVE_PADDING))
         declare_rules(found, compare or {}, mask_output or {})
         export_into(stage, found, targets, precision, request, progress)
     return bundles.read(Path(output))
@@ -167,7 +171,8 @@ def _export_into(
     for component, spec in source.components.items():
         progress(f"exporting {component} to ONNX")
         graphs[component] = to_graph(spec, request.cache_capacity)
-        declare(graphs[component].model, spec.promises())
+        declare(graphs[component].model, spec.promises(), spec.removed())
+        graphs[component].spec.masked |= masked_by_padding(graphs[component].model)
         notes += graphs[component].notes
         _check_rules(graphs[component].spec)
     require_caches(graphs, request.cache_capacity)

@@ -12,15 +12,18 @@ import onnx_ir as ir
 from onnx.external_data_helper import ExternalDataInfo
 
 from attn_export import file_cases, onnx_file
-from attn_export.attention.padding import declare, promised
+from attn_export.attention.padding import declare, masked_by_padding, promised
 from attn_export.errors import AttnExportError, CheckFailed, FileError, UsageError
 from attn_export.file_cases import FileCases
 from attn_export.inspection import account_of, runtime_of
 from attn_export.onnx_file import OnnxFile
 from attn_export.parity.compare import Comparison, compare_outputs, failed
+from attn_export.parity.judge import kept, masked_allowances
 from attn_export.parity.result import RuntimeResult, Verification
+from attn_export.parity.rules import Rule
 from attn_export.protos import graph_tensors
 from attn_export.requirement import Requirement, parse
+from attn_export.right_padded import REMOVE_PADDING
 from attn_export.right_padded import parse as parse_promises
 from attn_export.runtimes import ort_cpu
 from attn_export.runtimes.packages import onnxruntime_owner
@@ -74,6 +77,7 @@ def fuse(
     lowering: str = "auto",
     less_work: bool = True,
     right_padded: Sequence[str] = (),
+    remove_padding: Sequence[str] = (),
     overwrite: bool = False,
     progress: Progress = lambda _: None,
 ) -> Fused:
@@ -90,6 +94,8 @@ def fuse(
         right_padded: `INPUT`, a mask (B, T) whose rows are ones and then zeros, so that ops may get
             lengths in its place; `INPUT=0` where 0 is what keeps a key. The file's metadata says
             so; nothing checks it when the file runs.
+        remove_padding: such a mask (B, S) whose padding does not count: it is not computed where
+            that is proved to change nothing else, and outputs (B, S, ...) are 0 there.
 
     Raises:
         CheckFailed: too few sites were lowered, or the new graph computes something else. Nothing
@@ -110,6 +116,7 @@ def fuse(
         progress,
         right_padded,
         less_work=less_work,
+        remove_padding=remove_padding,
     )
     fused.require()
     return fused
@@ -126,6 +133,7 @@ def attempt(
     right_padded: Sequence[str] = (),
     *,
     less_work: bool = True,
+    remove_padding: Sequence[str] = (),
 ) -> Fused:
     """As `fuse`, but a check that says no is part of the result."""
     runtime = runtime_of(target)
@@ -135,12 +143,14 @@ def attempt(
     file = onnx_file.read(source)
     if {output.resolve(), _data_of(output).resolve()} & {source.resolve(), *file.weight_files}:
         raise UsageError(f"{output} would replace the file that is read", "choose another -o")
-    declare(file.model, parse_promises(right_padded))
+    removed = parse_promises(remove_padding, REMOVE_PADDING)
+    declare(file.model, {**parse_promises(right_padded), **removed}, removed)
+    masked = masked_by_padding(file.model)
     progress("running the file as it is")
     cases = file_cases.build(file)
     account, notes = account_of(file, cases, runtime, lowering, progress, less_work=less_work)
     notes += requirement.unused([account])
-    if any(site["mask"] == "lengths" for site in account["sites"]):
+    if removed or any(site["mask"] == "lengths" for site in account["sites"]):
         told = ", ".join(f"'{name}'" for name in promised(file.model))
         notes.append(f"nothing checks when the file runs that {told} is right padded")
     if failure := requirement.failure([account]):
@@ -151,7 +161,7 @@ def attempt(
         verification = None
         if cases.cases:
             progress("comparing the whole graph")
-            verification, note = _compare(stage / output.name, cases, runtime)
+            verification, note = _compare(stage / output.name, cases, runtime, masked)
             notes += [note] if note else []
         if verification is not None and not verification.passed:
             found = verification.runtimes[ort_cpu.NAME].failures[0]
@@ -197,19 +207,28 @@ def _write(file: OnnxFile, folder: Path, name: str) -> list[str]:
     return [data, name] if (folder / data).exists() else [name]
 
 
-def _compare(path: Path, cases: FileCases, runtime: str) -> tuple[Verification | None, str]:
+def _compare(
+    path: Path, cases: FileCases, runtime: str, masked: Mapping[str, str]
+) -> tuple[Verification | None, str]:
     """The comparison, and a note where it is a stand-in for the runtime that the file is for."""
     if runtime == ort_cpu.NAME:
-        return compare_file(path, cases), ""
+        return compare_file(path, cases, masked), ""
     try:
         stand_in = f"the whole graph was compared on {ort_cpu.NAME}, a stand-in for {runtime}"
-        return compare_file(path, cases), stand_in
+        return compare_file(path, cases, masked), stand_in
     except FileError as error:  # a graph for another runtime may use what this one has not
         return None, f"the whole graph was not compared: {error.observed}"
 
 
-def compare_file(path: Path, cases: FileCases) -> Verification:
-    """The answers of a file, with optimisations off, against those of the given one."""
+def compare_file(
+    path: Path, cases: FileCases, masked: Mapping[str, str] | None = None
+) -> Verification:
+    """The answers of a file, with optimisations off, against those of the given one.
+
+    Args:
+        masked: as `masked_by_padding` gives it.
+    """
+    rules = {name: Rule(mask=told) for name, told in (masked or {}).items()}
     comparisons: list[tuple[str, Comparison]] = []
     with ort_cpu.load(path, optimize=False) as session:
         for case in cases.cases:
@@ -218,11 +237,15 @@ def compare_file(path: Path, cases: FileCases) -> Verification:
             except AttnExportError as error:
                 comparisons += [(case.name, failed(n, error.observed)) for n in case.outputs]
                 continue
-            kept = {name: array for name, array in outputs.items() if name in case.outputs}
-            results = compare_outputs(kept, case.outputs, case.allowed, case.truth, {})
+            wanted = {name: array for name, array in outputs.items() if name in case.outputs}
+            allowed = masked_allowances(case, rules)
+            keep = kept(case.inputs, rules)
+            results = compare_outputs(wanted, case.outputs, allowed, case.truth, {}, keep)
             comparisons += [(case.name, result) for result in results]
         placement = session.placement()
     names = tuple(case.name for case in cases.cases)
     return Verification(
-        names, {ort_cpu.NAME: RuntimeResult(ort_cpu.NAME, tuple(comparisons), placement)}
+        names,
+        {ort_cpu.NAME: RuntimeResult(ort_cpu.NAME, tuple(comparisons), placement)},
+        masked=masked or {},
     )

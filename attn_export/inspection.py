@@ -15,7 +15,7 @@ from attn_export.errors import UsageError
 from attn_export.file_cases import FileCases
 from attn_export.onnx_file import OnnxFile
 from attn_export.precision.names import check_target, lowering_options, parse_precisions
-from attn_export.right_padded import parse
+from attn_export.right_padded import REMOVE_PADDING, parse
 from attn_export.tuning import cache as caches
 
 Progress = Callable[[str], None]
@@ -36,6 +36,7 @@ def inspect_file(
     progress: Progress,
     right_padded: Sequence[str] = (),
     precision: str = "fp32",
+    remove_padding: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The sites of an .onnx file, and notes on it; the file is not changed.
 
@@ -46,7 +47,8 @@ def inspect_file(
     runtime = runtime_of(target, precision)
     progress(f"reading {path}")
     file = onnx_file.read(path)
-    declare(file.model, parse(right_padded))
+    removed = parse(remove_padding, REMOVE_PADDING)
+    declare(file.model, {**parse(right_padded), **removed}, removed)
     cases = file_cases.build(file, judged=False)
     account, notes = account_of(file, cases, runtime, "auto", progress, precision=precision)
     return {**account, "notes": notes}
@@ -81,6 +83,7 @@ def inspect_source(
     progress: Progress,
     right_padded: Sequence[str] = (),
     precision: str = "fp32",
+    remove_padding: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """The sites of a PyTorch model, exported in memory, one account a component."""
     from attn_export.exporter import to_onnx
@@ -90,13 +93,13 @@ def inspect_source(
     runtime = runtime_of(target, precision)
     accounts = []
     source = resolve(origin)
-    promise(source, parse(right_padded))
+    promise(source, parse(right_padded), parse(remove_padding, REMOVE_PADDING))
     for component, spec in source.components.items():
         flags = eval_mode(spec.module)
         try:
             progress(f"exporting {component} to ONNX")
             graph = to_onnx(spec)
-            declare(graph.model, spec.promises())
+            declare(graph.model, spec.promises(), spec.removed())
         finally:
             restore_mode(flags)
         options = lowering_options(precision)

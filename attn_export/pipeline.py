@@ -18,7 +18,7 @@ from attn_export.precision.bounds import parse as parse_bound
 from attn_export.precision.judging import Request
 from attn_export.production.measured import record
 from attn_export.report.html import render
-from attn_export.right_padded import parse
+from attn_export.right_padded import REMOVE_PADDING, parse
 from attn_export.source import declare_rules, promise, resolve
 from attn_export.verification import verify
 
@@ -38,6 +38,7 @@ class Options:
     less_work: bool = True
     allow_fallback: bool = False
     right_padded: tuple[str, ...] = ()
+    remove_padding: tuple[str, ...] = ()
     cache_capacity: int | None = None
     compare: Mapping[str, str] = field(default_factory=dict)
     masked: Mapping[str, str] = field(default_factory=dict)
@@ -97,7 +98,7 @@ def _make(
     with bundles.write(folder, overwrite=options.overwrite) as stage:
         progress(f"loading {source}")
         model = resolve(source, options.inputs, options.dynamic)
-        promise(model, parse(options.right_padded))
+        promise(model, parse(options.right_padded), parse(options.remove_padding, REMOVE_PADDING))
         declare_rules(model, options.compare, options.masked)
         made = export_into(stage, model, options.targets, options.precision, request, progress)
         progress("verifying")

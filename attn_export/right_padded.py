@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from attn_export.errors import InputError, UsageError
 
+REMOVE_PADDING = "--remove-padding"
 Promises = Mapping[str, int]
 """Input name -> the number that keeps a key: 1, or 0 as in nn.MultiheadAttention's."""
 
 
-def parse(options: Sequence[str]) -> dict[str, int]:
+def parse(options: Sequence[str], option_name: str = "--right-padded") -> dict[str, int]:
     """`NAME`, or `NAME=0` where 0 is what keeps a key.
 
     Raises:
@@ -29,7 +30,7 @@ def parse(options: Sequence[str]) -> dict[str, int]:
         name, equals, keeps = option.partition("=")
         if not name or (equals and keeps not in ("0", "1")):
             raise UsageError(
-                f"--right-padded {option} is malformed",
+                f"{option_name} {option} is malformed",
                 "write the input's name, and =0 behind it if 0 is what keeps a key",
             )
         promises[name] = int(keeps or 1)
@@ -59,7 +60,7 @@ def check(promises: Promises, inputs: Mapping[str, NDArray[np.generic]]) -> None
         if problem:
             raise InputError(
                 f"input '{name}' {problem}, and the model was made for right padding alone",
-                "pad at the end of each row, or export it again without --right-padded",
+                "pad at the end of each row, or export it again without declaring that",
             )
 
 

@@ -111,14 +111,17 @@ def _from_package(origin: str, inputs: Sequence[str]) -> Source:
     return Source(_slug(Path(name).name), origin, {"model": spec}, list(notes))
 
 
-def promise(source: Source, promises: Promises) -> None:
+def promise(source: Source, promises: Promises, removed: Promises | None = None) -> None:
     """Note which masks are right padded, by the names of the graph's inputs.
+
+    Args:
+        removed: those whose padding is not to be computed; that promises it as well.
 
     Raises:
         UsageError: no component has such an input, or the model's own example breaks the promise.
     """
     known = [s.names.get(name, name) for s in source.components.values() for name in s.inputs]
-    for name, keeps in promises.items():
+    for name, keeps in {**promises, **(removed or {})}.items():
         if name not in known:
             raise UsageError(
                 f"{source.origin} has no input '{name}' to be right padded",
@@ -129,7 +132,10 @@ def promise(source: Source, promises: Promises) -> None:
             if parameter in spec.inputs:
                 _require_right_padded(name, keeps, spec, parameter)
                 told = {**spec.right_padded, parameter: keeps}
-                source.components[component] = replace(spec, right_padded=told)
+                gone = (parameter,) if name in (removed or {}) else ()
+                both = tuple(dict.fromkeys((*spec.remove_padding, *gone)))
+                made = replace(spec, right_padded=told, remove_padding=both)
+                source.components[component] = made
 
 
 def _require_right_padded(name: str, keeps: int, spec: ExportSpec, parameter: str) -> None:

@@ -32,12 +32,13 @@ from attn_export.bench.benchmark import Row, measure
 from attn_export.bench.machine import machine
 from attn_export.bench.process import WorkerProcess
 from attn_export.bench.stats import ratio_interval, summarize_rounds
+from attn_export.capability import TARGETS
 from attn_export.cli.plain_table import plain_table
 from attn_export.errors import AttnExportError, one_line
 from attn_export.exporter import exporter_state, trace
 from attn_export.runtimes.packages import versions
 from attn_export.runtimes.threads import cores
-from attn_export.sessions import load
+from attn_export.sessions import as_grown, load
 from attn_export.source import resolve
 from attn_export.weights import write_graphs
 from benchmarks.fusers import (
@@ -62,7 +63,6 @@ GRAPHS = {
 }
 PEERS = ("eager", "torch.compile", *GRAPHS)
 MODEL = "model.onnx"
-LEFT = ("files", "right_padded")  # of our manifest, what a peer has no part in
 
 
 def prepare(folder: Path, workload: Workload) -> dict[str, str]:
@@ -70,7 +70,7 @@ def prepare(folder: Path, workload: Workload) -> dict[str, str]:
     origin = f"{FILE}:{workload.factory}"
     problems = fuse(folder / "graphs", origin, workload.family)
     if not (folder / "ours").exists():
-        export(origin, folder / "ours", targets=("cpu", "openvino"), **workload.options)
+        export(origin, folder / "ours", **{"targets": ("cpu", "openvino"), **workload.options})
     ours = bundles.read(folder / "ours")
     for peer in GRAPHS:
         if peer in problems:
@@ -121,8 +121,13 @@ def peer_bundle(folder: Path, ours: bundles.Bundle, graph: Path) -> bundles.Bund
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(graph.parent, folder)
     shutil.copy(ours.path / bundles.REFERENCE, folder)
-    manifest = {k: v for k, v in ours.manifest.items() if k not in LEFT}
-    targets = [{**target, "file": MODEL, "sites": []} for target in ours.targets()]
+    manifest = {k: v for k, v in as_grown(ours).manifest.items() if k != "files"}
+    given = {**ours.targets()[0], "file": MODEL, "sites": []}
+    targets = [
+        {**given, "name": name, "runtime": target.runtime}
+        for name, target in TARGETS.items()
+        if target.runtime in OURS.values()
+    ]
     bundles.seal(folder, {**manifest, "targets": targets})
     return bundles.read(folder)
 
@@ -131,7 +136,8 @@ def compare(folder: Path, workload: Workload, seconds: float, threads: int) -> d
     """All who take part at one workload, in turns."""
     problems = prepare(folder, workload)
     origin = f"{FILE}:{workload.factory}"
-    wanted = {name: ("ours", runtime) for name, runtime in OURS.items()}
+    have = {target["runtime"] for target in bundles.read(folder / "ours").targets()}
+    wanted = {name: ("ours", runtime) for name, runtime in OURS.items() if runtime in have}
     wanted |= {"eager": ("ours", "torch"), "torch.compile": ("ours", "torch-compile")}
     wanted |= {name: (name, runtime) for name, runtime in GRAPHS.items() if name not in problems}
     case = bundles.read(folder / "ours").cases()[0].name
@@ -167,7 +173,8 @@ def summary(rows: Mapping[str, Row], problems: Mapping[str, str], workload: Work
 def cell(found: Mapping[str, Any], name: str) -> str:
     if name in found["medians_ms"]:
         return f"{found['medians_ms'][name]:.2f}"
-    return "wrong" if found["problems"].get(name, "").startswith("wrong") else "fails"
+    problem = found["problems"].get(name)
+    return "" if problem is None else "wrong" if problem.startswith("wrong") else "fails"
 
 
 def geometric_mean(ratios: list[float]) -> float:

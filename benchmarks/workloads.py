@@ -52,11 +52,15 @@ WORKLOADS = {
     "ViT-tiny, 1,024 tokens": Workload("vit_1024", 1, "class token", "vit"),
     "ViT-tiny, 4,096 tokens, 4 blocks": Workload("vit_4096", 1, "class token", "vit"),
     "MiniLM, 128 tokens, batch 1": Workload("minilm", 1),
-    "MiniLM, 16 to 128 tokens, batch 8": Workload("minilm_padded", None, "padding"),
+    "MiniLM, 16 to 128 tokens, batch 8": Workload(
+        "minilm_padded", None, "padding", options={"remove_padding": ("attention_mask",)}
+    ),
     "detector 640, batch 1": Workload("detector", 1),
     "Swin-T 224, batch 1": Workload("swin_tiny", 1, "", "swin"),
     "DETR decoder, 100 queries, 850 cells": Workload("detr_decoder", 1),
-    "decoder-lm, 1 token after 2,048": Workload("decode", 1, "cache", "gpt2"),
+    "decoder-lm, 1 token after 2,048": Workload(
+        "decode", 1, "cache", "gpt2", options={"cache_capacity": 4096, "targets": ("cpu",)}
+    ),
 }
 
 

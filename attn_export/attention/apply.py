@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
+from attn_export.attention.hostile import MAGNITUDES
 from attn_export.attention.lower.rewrite import Rewrite
-from attn_export.attention.prove import MAGNITUDES, prove
+from attn_export.attention.prove import prove
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.errors import AttnExportError, one_line
 

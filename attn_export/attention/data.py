@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import onnx_ir as ir
 
 LENDERS = ("Shape", "Size")  # what they read lends its size, not its numbers
+PICKS = ("Gather", "GatherND")  # their indices say which rows are taken
 MEETINGS = ("Add", "Concat", "Mul", "RotaryEmbedding", "Sub")  # of what is made from one source
 
 
@@ -116,6 +117,8 @@ def one_source(query: ir.Value, key: ir.Value, data: set[int]) -> bool:
     def onward(value: ir.Value) -> list[ir.Value]:
         node = value.producer()
         sources = [v for v in node.inputs if v is not None and id(v) in data] if node else []
+        if node and node.op_type in PICKS and node.inputs[0] in sources:
+            return sources[:1]
         return sources if node and (len(sources) == 1 or node.op_type in MEETINGS) else []
 
     first, second = ({id(v) for v in walk([value], onward)} for value in (query, key))

@@ -27,10 +27,12 @@ from attn_export.attention.lower import (
 from attn_export.attention.lower.cache import cache_of
 from attn_export.attention.lower.rewrite import Rewrite
 from attn_export.attention.metadata import name_nodes
+from attn_export.attention.padding import removed_padding
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.site import Account, Outcome, Proved, Site, Status
 from attn_export.attention.sizes import evaluate
 from attn_export.attention.work.fewer_tokens import fewer_tokens
+from attn_export.attention.work.remove_padding import remove_padding
 from attn_export.capability import FOLDS_ROTARY, KERNELS, Form, Preference, preference, why_not
 from attn_export.errors import UsageError
 from attn_export.runtimes import openvino, ort_cpu
@@ -67,6 +69,7 @@ def lower(
     without: Collection[str] = (),
     in_place: Collection[str] = (),
     order: Order | None = None,
+    padding_left: str = "",
 ) -> Account:
     """Replace each site of `model`, in place, by the first op that is legal there and proves equal.
 
@@ -80,12 +83,14 @@ def lower(
         without: ops that are not tried.
         in_place: inputs that are caches to be continued in place, which GroupQueryAttention does.
         order: asked before the table, where `choice` is "auto".
+        padding_left: why padding stays that was declared to be removed.
 
     Raises:
         UsageError: an unknown choice, or one that the runtime has no op for.
         RuntimeUnavailable: no onnxruntime to prove on.
     """
     check_choice(runtime, choice)
+    given = model.clone() if removed_padding(model) is not None else model
     name_nodes(model)
     counted, other = count(model), tuple(others(model))
     onnxruntime_owner()  # proofs run on it, whatever the graph is for
@@ -94,7 +99,9 @@ def lower(
     linear = lower_linear(model, runtime, version, sizes, choice, sums, dtype)
     canonical = canonicalise(model, counted, sizes)
     ungroup(model, sizes)
-    work = fewer_tokens(model, sizes, _why_left(runtime, less_work))
+    left = _why_left(runtime, less_work)
+    work = fewer_tokens(model, sizes, left)
+    removal = remove_padding(model, sizes, left or padding_left)
     sites = find(model, canonical.refused)
     known = canonical.replaced | {str(site.node.name).removesuffix(GROUPED) for site in sites}
     rotary = lower_rotary(model, runtime, version, sizes, choice, dtype)
@@ -118,11 +125,18 @@ def lower(
         drop_unused_initializers(model)
         rotary = with_folded(model, rotary, runtime)
         name_nodes(model)  # a graph that was lowered before has names like those of new nodes
+    if problem := removal.finish(model, sizes):
+        model.graph = given.graph
+        return lower(
+            model, runtime, sizes, choice, progress, less_work=less_work, dtype=dtype,
+            without=without, in_place=in_place, order=order, padding_left=problem,
+        )  # fmt: skip
     unseen = NotLowerable(Reason.NOT_RECOGNISED, "it is counted, but the finder does not take it")
     unrecognised = tuple(
         (name, unseen.reason, str(unseen)) for name in counted if name not in known
     )
-    return Account(tuple(outcomes), len(counted), unrecognised, other, rotary, linear, work)
+    return Account(tuple(outcomes), len(counted), unrecognised, other, rotary, linear,
+                   work + removal.work)  # fmt: skip
 
 
 def _why_left(runtime: str, less_work: bool) -> str:

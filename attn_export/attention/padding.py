@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 
 import numpy as np
 import onnx_ir as ir
@@ -15,13 +16,19 @@ from attn_export.right_padded import Promises
 
 DECLARED = "attn_export.right_padded"
 """Metadata of an input: the number that keeps a key. Of a model: all such inputs, as JSON."""
+REMOVED = "attn_export.remove_padding"
+"""Metadata of an input whose padding is not computed."""
 
 
-def declare(model: ir.Model, promises: Promises) -> None:
+def declare(model: ir.Model, promises: Promises, removed: Collection[str] = ()) -> None:
     """Note on the graph's inputs that they are right padded.
 
+    Args:
+        removed: which of them say what padding is not to be computed.
+
     Raises:
-        UsageError: no such input, or one that is no mask (B, T) of integers or truth values.
+        UsageError: no such input, or one that is no mask (B, T) of integers or truth values; or
+            padding that two inputs say.
     """
     known = {str(value.name): value for value in model.graph.inputs}
     for name, keeps in promises.items():
@@ -38,6 +45,13 @@ def declare(model: ir.Model, promises: Promises) -> None:
                 "declare a mask of integers or truth values (B, T) with --right-padded",
             )
         value.metadata_props[DECLARED] = str(keeps)
+        if name in removed:
+            value.metadata_props[REMOVED] = "1"
+    if len(removed) > 1:
+        raise UsageError(
+            f"--remove-padding names {len(removed)} inputs, {', '.join(removed)}",
+            "name the one mask that says which tokens count",
+        )
     if promises:
         model.metadata_props[DECLARED] = json.dumps(dict(promises))
 
@@ -46,6 +60,29 @@ def declared(value: ir.Value) -> int | None:
     """The number that keeps a key in an input that is right padded; None for any other value."""
     keeps = value.metadata_props.get(DECLARED)
     return None if keeps is None else int(keeps)
+
+
+def removed_padding(model: ir.Model) -> ir.Value | None:
+    """The input (B, S) that says which tokens are not to be computed."""
+    found = [value for value in model.graph.inputs if REMOVED in value.metadata_props]
+    return found[0] if found else None
+
+
+def masked_by_padding(model: ir.Model) -> dict[str, str]:
+    """Outputs (B, S, ...) whose padding is not computed, and the input that says so.
+
+    As `attn_export.parity.rules` writes it: "not:INPUT" where 0 is what keeps a token.
+    """
+    mask = removed_padding(model)
+    if mask is None:
+        return {}
+    told = str(mask.name) if declared(mask) else f"not:{mask.name}"
+    return {str(value.name): told for value in model.graph.outputs if is_per_token(value, mask)}
+
+
+def is_per_token(value: ir.Value, mask: ir.Value) -> bool:
+    """Whether a value is (B, S, ...) as the mask is (B, S)."""
+    return value.shape is not None and sizes(value)[:2] == sizes(mask)
 
 
 def promised(model: ir.Model) -> Promises:

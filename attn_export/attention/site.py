@@ -168,11 +168,11 @@ class Beside:
 
 @dataclass(frozen=True)
 class Work:
-    """Work that reaches no output, and whether it was taken out of the graph.
+    """Work that reaches no output that counts, and whether it was taken out of the graph.
 
     Attributes:
-        kind: "fewer-tokens".
-        name: of the node behind which it lies.
+        kind: "fewer-tokens"; "padding" of shorter rows, "padding-of-all-rows" behind the longest.
+        name: of the node behind which it lies; of the mask that says what is padding.
         saves: the operators that are computed for less, in words.
         reason: why it was left, where it was.
     """

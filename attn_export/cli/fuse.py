@@ -10,6 +10,7 @@ from attn_export.cli.options import (
     Output,
     lowering_option,
     output_options,
+    remove_padding_option,
     requirement_options,
     right_padded_option,
 )
@@ -24,6 +25,7 @@ from attn_export.requirement import Requirement
 @requirement_options
 @lowering_option
 @right_padded_option
+@remove_padding_option
 @click.option("--overwrite", is_flag=True, help="Replace a file that exists.")
 @output_options
 def command(
@@ -34,6 +36,7 @@ def command(
     lowering: str,
     keep_work: bool,
     right_padded: tuple[str, ...],
+    remove_padding: tuple[str, ...],
     overwrite: bool,
     output: Output,
 ) -> None:
@@ -57,6 +60,7 @@ def command(
             progress,
             right_padded,
             less_work=not keep_work,
+            remove_padding=remove_padding,
         )
     console = output.console
     print_account(console, fused.account, fused.notes)

@@ -10,6 +10,7 @@ import click
 from attn_export.cli.options import (
     Output,
     output_options,
+    remove_padding_option,
     requirement_options,
     right_padded_option,
 )
@@ -23,6 +24,7 @@ from attn_export.requirement import Requirement
               help="Run a bundle there: where each site went, and by which kernel.")  # fmt: skip
 @click.option("--precision", help="fp32, fp16, bf16 or int8; of a bundle, the one it has.")
 @right_padded_option
+@remove_padding_option
 @requirement_options
 @output_options
 def command(
@@ -31,6 +33,7 @@ def command(
     runtime: str | None,
     precision: str | None,
     right_padded: tuple[str, ...],
+    remove_padding: tuple[str, ...],
     requirement: Requirement,
     output: Output,
 ) -> None:
@@ -44,7 +47,9 @@ def command(
 
     with output.progress() as progress:
         if runtime is None:
-            accounts = _accounts(model, target or "cpu", precision, right_padded, progress)
+            accounts = _accounts(
+                model, target or "cpu", precision, right_padded, remove_padding, progress
+            )
         else:
             accounts = _accounts_on(model, target, runtime, progress)
     for account in accounts:
@@ -105,6 +110,7 @@ def _accounts(
     target: str,
     precision: str | None,
     right_padded: tuple[str, ...],
+    remove_padding: tuple[str, ...],
     progress: Any,
 ) -> list[dict[str, Any]]:
     path = Path(model)
@@ -113,9 +119,10 @@ def _accounts(
         from attn_export.errors import UsageError
         from attn_export.precision.names import rows_of, target_name
 
-        if right_padded:
+        if right_padded or remove_padding:
+            given = "--right-padded" if right_padded else "--remove-padding"
             raise UsageError(
-                "--right-padded is for files and sources, a bundle says itself what was promised",
+                f"{given} is for files and sources, a bundle says itself what was promised",
                 "leave it out",
             )
         bundle = read(path)
@@ -127,11 +134,12 @@ def _accounts(
         return [_account(model, row) for row in rows]
     from attn_export.extras import require
 
+    options = right_padded, precision or "fp32", remove_padding
     require("graph" if path.suffix == ".onnx" else "export")
     if path.suffix == ".onnx":
         from attn_export.inspection import inspect_file
 
-        return [inspect_file(path, target, progress, right_padded, precision or "fp32")]
+        return [inspect_file(path, target, progress, *options)]
     from attn_export.inspection import inspect_source
 
-    return inspect_source(model, target, progress, right_padded, precision or "fp32")
+    return inspect_source(model, target, progress, *options)

@@ -110,6 +110,7 @@ def export_options(command: Command) -> Command:
                      " no step copies them. For targets cpu and cuda."),
         lowering_option,
         right_padded_option,
+        remove_padding_option,
     )  # fmt: skip
     for option in reversed(options):
         wrapped_command = option(wrapped_command)
@@ -224,6 +225,15 @@ def right_padded_option(command: Command) -> Command:
         "--right-padded", multiple=True, metavar="INPUT[=0]",
         help="A mask (B, T) whose rows are one or more ones, then zeros, as you promise: ops get"
         " lengths in its place. =0 where 0 keeps a key. May be repeated.",
+    )(command)  # fmt: skip
+
+
+def remove_padding_option(command: Command) -> Command:
+    """Add --remove-padding, which may be repeated."""
+    return click.option(
+        "--remove-padding", multiple=True, metavar="INPUT[=0]",
+        help="A mask (B, S) as for --right-padded, whose padding does not count: it is not"
+        " computed, and outputs (B, S, ...) are not compared there. One for each component.",
     )(command)  # fmt: skip
 
 

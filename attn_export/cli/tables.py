@@ -82,7 +82,8 @@ def other_lines(account: Mapping[str, Any]) -> list[str]:
         lines += [f"{title} left plain: {reason}" for reason in plain if reason]
     for found in account.get("work", []):
         became = "left out of the graph" if found["applied"] else f"kept: {found['reason']}"
-        lines.append(f"Work that reaches no output, {became}: {found['saves']} ({found['name']})")
+        title = "Padding" if found["kind"].startswith("padding") else "Work that reaches no output"
+        lines.append(f"{title}, {became}: {found['saves']} ({found['name']})")
     kinds = [entry.partition(":")[0] for entry in account["other"]]
     kinds = [kind for kind in kinds if kind != "linear" or "linear" not in account]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))

@@ -76,6 +76,8 @@ class ExportSpec:
             (`past_key_values.0.key`).
         right_padded: parameter -> the number that keeps a key, for each mask (B, T) that its user
             promises to be right padded.
+        remove_padding: which of them says what tokens are not to be computed. Outputs (B, S, ...)
+            are then masked by it.
         cache_capacity: the most positions of the caches, where these are to be buffers that past
             and present share, see attn_export.fixed_caches.
     """
@@ -94,7 +96,12 @@ class ExportSpec:
     generate: dict[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     right_padded: dict[str, int] = field(default_factory=dict)
+    remove_padding: tuple[str, ...] = ()
     cache_capacity: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.remove_padding:
+            self.right_padded.setdefault(name, 1)
 
     def parameter(self, name: str) -> str:
         """The parameter behind the name of a graph's input."""
@@ -107,3 +114,7 @@ class ExportSpec:
     def promises(self) -> dict[str, int]:
         """`right_padded` by the names of the graph's inputs."""
         return {self.names.get(name, name): keeps for name, keeps in self.right_padded.items()}
+
+    def removed(self) -> tuple[str, ...]:
+        """`remove_padding` by the names of the graph's inputs."""
+        return tuple(self.names.get(name, name) for name in self.remove_padding)

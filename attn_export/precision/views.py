@@ -13,6 +13,7 @@ from typing import Any
 from attn_export.bundle import Bundle
 from attn_export.errors import UsageError
 from attn_export.parity.compare import Comparison
+from attn_export.parity.judge import kept
 from attn_export.parity.tolerance import Array, Group, allowed_error, split
 from attn_export.precision.bounds import UNJUDGED, Bound, Checked, check
 from attn_export.precision.names import DTYPES, split_label
@@ -177,9 +178,12 @@ def check_bounds(
         pairs: dict[str, list[tuple[Array, Array]]] = {}
         for case in mine:
             outputs = session.run(case.inputs)
+            keep = kept(case.inputs, bundle.rules()[component])
             for name, reference in case.outputs.items():
                 if name in outputs and reference.dtype.kind == "f":
-                    pairs.setdefault(name, []).append((outputs[name], reference))
+                    counted = keep.get(name, ...)
+                    pair = outputs[name][counted], reference[counted]
+                    pairs.setdefault(name, []).append(pair)
         for row in check(bounds, pairs, bundle.manifest.get("metric"), score):
             worst = found.get(row.bound.name)
             found[row.bound.name] = row if worst is None or worst.passed else worst

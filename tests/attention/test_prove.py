@@ -7,8 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from onnx import parser
 
 from attn_export.attention import lowering
+from attn_export.attention.cutting import evaluate_cut, evaluator
 from attn_export.attention.find import find
 from attn_export.attention.lower import contrib_attention
 from attn_export.attention.lower.rewrite import Rewrite
@@ -114,3 +116,15 @@ def test_sites_of_one_form_share_their_signature() -> None:
     stack = torch.nn.Sequential(seeded(m.Unbind), seeded(m.Chunk), seeded(m.Scaled))
     first, second, third = find(exported(stack, input=torch.randn(2, 5, m.D)).model)
     assert first.signature == second.signature != third.signature
+
+
+def test_the_evaluator_gathers_from_more_than_64_elements() -> None:
+    """out[i, j] = data[i, index[i, j]], with fewer rows of indices than of data."""
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 23]> g (float[2, 70] x, int64[1, 3] i)'
+        " => (float[1, 3] y) { y = GatherElements<axis = 1>(x, i) }"
+    )
+    data = np.arange(140, dtype=np.float32).reshape(2, 70)
+    with evaluator(model) as made:
+        (found,) = evaluate_cut(made, {"x": data, "i": np.array([[69, 0, -2]])})
+    assert found.tolist() == [[69, 0, 68]]

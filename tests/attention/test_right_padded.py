@@ -8,9 +8,9 @@ import pytest
 
 from attn_export.attention.find import find
 from attn_export.attention.form import form_of
+from attn_export.attention.hostile import _draw
 from attn_export.attention.lowering import lower
 from attn_export.attention.padding import declare
-from attn_export.attention.prove import _draw
 from attn_export.attention.site import Account
 from attn_export.capability import preference, why_not
 from attn_export.errors import UsageError
