@@ -45,7 +45,11 @@ def locally(
                 written("".join(map(json_line, part)))
     if file is None:
         print_answers(answers, output)
-    total = {"bundle": str(job.bundle), "runtime": ", ".join(sorted(runtimes)), "count": len(job.samples)}
+    total = {
+        "bundle": str(job.bundle),
+        "runtime": ", ".join(sorted(runtimes)),
+        "count": len(job.samples),
+    }
     place = {"results": answers} if file is None else {"file": str(file)}
     finish({**total, **place}, skipped, skip_bad, output)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attn_export.predict.declared_values import (
     floats,
@@ -19,7 +19,10 @@ from attn_export.predict.declared_values import (
     whole,
 )
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 
 INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos", "linear")
 
@@ -312,7 +315,7 @@ def mapping(given: Any, where: str) -> Mapping[str, Any]:
 
 def build(kind: type[T], given: Any, where: str) -> T:
     """A dataclass of this page from what JSON holds."""
-    known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
+    known = {each.name: each for each in fields(kind)}
     for key in mapping(given, where):
         if key not in known:
             raise ValueError(f"{where} has '{key}', which is not known; fields: {', '.join(known)}")

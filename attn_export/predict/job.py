@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ class Job:
 
     Attributes:
         digest: of the manifest, so that a process that finds another bundle refuses.
+        folder: where the names of inputs and drawings start.
         threads: of each process's session; None leaves them to the runtime.
         drawings: the folder of PNGs, if any.
     """
@@ -32,6 +33,7 @@ class Job:
     bundle: Path
     digest: str
     samples: Samples
+    folder: Path
     runtime: str = AUTO
     threads: int | None = None
     batch_size: int = BATCH
@@ -94,14 +96,9 @@ def prepare(
     if drawings is not None and not declared.images:
         raise UsageError(f"--draw is for images, and {found.name} takes none", "leave it out")
     return Job(
-        bundle.absolute(), found.digest(), _absolute(samples), runtime, threads, batch_size, top,
-        threshold, drawings.absolute() if drawings else None,
+        bundle.absolute(), found.digest(), samples, Path.cwd(), runtime, threads, batch_size, top,
+        threshold, drawings,
     )  # fmt: skip
-
-
-def _absolute(samples: Samples) -> Samples:
-    """Other processes may work in another folder; results keep the names that were given."""
-    return Samples(replace(source, path=source.path.absolute()) for source in samples.sources)
 
 
 class Worker:

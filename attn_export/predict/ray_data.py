@@ -1,0 +1,190 @@
+"""A job on a Ray cluster: Ray Data maps ranges of samples over actors with a session each.
+
+Only the numbers of samples travel: actors read the inputs and write the parts themselves, so both
+folders must be where every node sees them. An actor that dies is started again by Ray and its range
+is done anew; a part is written whole or not at all, so nothing is lost and nothing is there twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attn_export import errors
+from attn_export.errors import AttnExportError, RuntimeUnavailable, one_line
+from attn_export.extras import require
+from attn_export.predict.answers import Answer
+from attn_export.predict.job import Job, Worker
+from attn_export.predict.parts import Parts, lay_out
+from attn_export.runtimes.threads import cores
+
+HOW_TO_START = "start a cluster with `ray start --head` and give --address auto"
+CONNECTING = 5.0  # seconds
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is there after a run.
+
+    Attributes:
+        found: parts that an earlier run had made.
+        runtimes: those that made the others.
+    """
+
+    parts: Parts
+    found: int
+    runtimes: tuple[str, ...]
+
+    def answers(self) -> Iterator[Answer]:
+        return self.parts.answers()
+
+    def to_json(self) -> dict[str, Any]:
+        ranges = self.parts.ranges
+        return {
+            "folder": str(self.parts.folder),
+            "count": ranges[-1][1],
+            "parts": len(ranges),
+            "parts_found": self.found,
+            "runtime": ", ".join(self.runtimes),
+        }
+
+
+class PartWorker:
+    """The actor. Its session opens with the first part, so that an error reaches the user."""
+
+    def __init__(self, job: Job, parts: Parts) -> None:
+        self.job, self.parts = job, parts
+        self.worker: Worker | None = None
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        number = int(row["number"])
+        start, stop = self.parts.ranges[number]
+        done = {
+            "number": number,
+            "count": stop - start,
+            "runtime": "",
+            "error": "",
+            "told": ["", ""],
+        }
+        try:
+            if self.worker is None:
+                os.chdir(self.job.folder)  # actors start in a folder of Ray's
+                self.worker = Worker(self.job)
+            self.parts.write(number, self.worker.work(start, stop))
+        except AttnExportError as error:
+            told = [error.observed, error.way_out]
+            return {**done, "error": type(error).__name__, "told": told}
+        return {**done, "runtime": self.worker.runtime}
+
+
+def run(
+    job: Job,
+    folder: Path,
+    actors: int,
+    part_size: int,
+    address: str | None,
+    overwrite: bool,
+    advance: Callable[[int], None] = lambda _: None,
+) -> Outcome:
+    """Do what is missing of a job; with a second run after an interruption, the rest.
+
+    Args:
+        address: of a cluster ("auto" finds the one of this machine); None starts one here.
+        advance: is told how many more samples are done.
+
+    Raises:
+        UsageError: the folder belongs to another job.
+        RuntimeUnavailable: Ray is not installed, or no cluster answers.
+        AttnExportError: as `Worker`.
+    """
+    require("ray")
+    parts = lay_out(job, folder, part_size, overwrite)
+    missing = parts.missing()
+    advance(sum(stop - start for start, stop in parts.ranges))
+    advance(-sum(parts.ranges[n][1] - parts.ranges[n][0] for n in missing))
+    runtimes: set[str] = set()
+    if missing:
+        with cluster(address, max(cores(), actors)):
+            for row in _mapped(job, parts, missing, actors):
+                if row["error"]:
+                    kind: type[AttnExportError] = getattr(errors, row["error"])
+                    raise kind(*row["told"])
+                runtimes.add(row["runtime"])
+                advance(int(row["count"]))
+    for _ in parts.answers():  # raises where anything is missing
+        pass
+    return Outcome(parts, len(parts.ranges) - len(missing), tuple(sorted(runtimes)))
+
+
+def _mapped(job: Job, parts: Parts, missing: list[int], actors: int) -> Iterator[dict[str, Any]]:
+    """A row a part, as they are done; each part is a block, so that little is done twice."""
+    import ray.data
+
+    rows = [{"number": number} for number in missing]
+    data = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
+        PartWorker,
+        fn_constructor_args=(job, parts),
+        compute=ray.data.ActorPoolStrategy(size=min(actors, len(rows))),
+        num_cpus=job.threads or 1,
+    )
+    yield from data.iter_rows()
+
+
+@contextmanager
+def cluster(address: str | None, cpus: int) -> Iterator[None]:
+    """A connection to Ray, closed at the end; one that the caller has already is left open.
+
+    Raises:
+        RuntimeUnavailable: no cluster answers, or none starts.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # it warns of what Ray Data does itself
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    _require_listener(address)
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        options |= {"num_cpus": cpus, "include_dashboard": False}
+    try:
+        ray.init(address=address, **options)
+    except (OSError, RuntimeError, ValueError, TimeoutError) as error:
+        raise RuntimeUnavailable(
+            f"Ray does not {'start' if address is None else f'answer at {address}'}"
+            f" ({one_line(error)})",
+            HOW_TO_START,
+        ) from error
+    try:
+        _quiet()
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _require_listener(address: str | None) -> None:
+    """Ray itself tries for minutes where nobody listens."""
+    host, _, port = (address or "").rpartition("/")[2].rpartition(":")
+    if port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), timeout=CONNECTING).close()
+        except OSError as error:
+            raise RuntimeUnavailable(
+                f"Ray does not answer at {address} ({one_line(error)})", HOW_TO_START
+            ) from error
+
+
+def _quiet() -> None:
+    """Ray Data's own bars and logs; ours tell what is done."""
+    import ray.data
+
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
