@@ -18,12 +18,12 @@ def linear(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8
     x0, x1, across = _taps(pixels.shape[1], size[1])
     wide = pixels.astype(np.int64)
     extra = (1,) * (pixels.ndim - 2)
-    across, down = across.reshape(1, -1, *extra), down.reshape(-1, 1, *extra)
+    across, down = across.reshape((1, -1, *extra)), down.reshape((-1, 1, *extra))
     one = 1 << BITS
-    rows = wide[:, x0] * (one - across) + wide[:, x1] * across
-    mixed = rows[y0] * (one - down) + rows[y1] * down
-    rounded: NDArray[np.int64] = (mixed + (1 << (2 * BITS - 1))) >> (2 * BITS)
-    return rounded.astype(np.uint8)
+    rows: NDArray[np.int64] = wide[:, x0] * (one - across) + wide[:, x1] * across
+    mixed: NDArray[np.int64] = rows[y0] * (one - down) + rows[y1] * down
+    half = np.int64(1 << (2 * BITS - 1))
+    return np.right_shift(mixed + half, 2 * BITS).astype(np.uint8)
 
 
 def _taps(old: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
