@@ -13,11 +13,8 @@ from typing import Any
 from attn_export.errors import FileError, one_line
 from attn_export.models.spec import ExportSpec
 
-PROCESSOR, TOKENIZER, OPTIONS = (
-    "preprocessor_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-)
+PROCESSOR = "preprocessor_config.json"
+TOKENIZER, OPTIONS = "tokenizer.json", "tokenizer_config.json"
 FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # Pillow's numbers
 FILLS = {"input_ids": "ids", "attention_mask": "mask", "token_type_ids": "types"}
 

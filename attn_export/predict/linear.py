@@ -23,7 +23,8 @@ def linear(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8
     rows: NDArray[np.int64] = wide[:, x0] * (one - across) + wide[:, x1] * across
     mixed: NDArray[np.int64] = rows[y0] * (one - down) + rows[y1] * down
     half = np.int64(1 << (2 * BITS - 1))
-    return np.right_shift(mixed + half, 2 * BITS).astype(np.uint8)
+    levels: NDArray[np.uint8] = np.right_shift(mixed + half, 2 * BITS).astype(np.uint8)
+    return levels
 
 
 def _taps(old: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

@@ -65,13 +65,7 @@ class PartWorker:
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         number = int(row["number"])
         start, stop = self.parts.ranges[number]
-        done = {
-            "number": number,
-            "count": stop - start,
-            "runtime": "",
-            "error": "",
-            "told": ["", ""],
-        }
+        done = {"count": stop - start, "runtime": "", "error": "", "told": ["", ""]}
         try:
             if self.worker is None:
                 os.chdir(self.job.folder)  # actors start in a folder of Ray's
@@ -127,8 +121,9 @@ def _mapped(job: Job, parts: Parts, missing: list[int], actors: int) -> Iterator
     import ray.data
 
     rows = [{"number": number} for number in missing]
+    actor: Any = PartWorker  # Ray takes a class here, its annotations a function alone
     data = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
-        PartWorker,
+        actor,
         fn_constructor_args=(job, parts),
         compute=ray.data.ActorPoolStrategy(size=min(actors, len(rows))),
         num_cpus=job.threads or 1,

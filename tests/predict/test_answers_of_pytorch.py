@@ -1,4 +1,4 @@
-"""What `predict` tells of a file is what PyTorch answers on the same file, read without our code."""
+"""What `predict` tells of a file is what PyTorch answers on it, read without our code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pixels: what other libraries make of the same file, bit for bit, and places worked out by hand."""
+"""Pixels: what other libraries make of a file, bit for bit, and places worked out by hand."""
 
 from __future__ import annotations
 

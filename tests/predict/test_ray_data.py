@@ -1,4 +1,4 @@
-"""A real Ray on this machine: actors die, runs are cut short, and every answer is there in order."""
+"""A real Ray on this machine: actors die, runs are cut short, and no answer is lost."""
 
 from __future__ import annotations
 
