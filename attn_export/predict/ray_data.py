@@ -7,25 +7,20 @@ is done anew; a part is written whole or not at all, so nothing is lost and noth
 
 from __future__ import annotations
 
-import logging
 import os
-import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from attn_export import errors
-from attn_export.errors import AttnExportError, RuntimeUnavailable, one_line
+from attn_export.errors import AttnExportError
 from attn_export.extras import require
 from attn_export.predict.answers import Answer
 from attn_export.predict.job import Job, Worker
 from attn_export.predict.parts import Parts, lay_out
+from attn_export.ray_cluster import cluster
 from attn_export.runtimes.threads import cores
-
-HOW_TO_START = "start a cluster with `ray start --head` and give --address auto"
-CONNECTING = 5.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -120,6 +115,7 @@ def _mapped(job: Job, parts: Parts, missing: list[int], actors: int) -> Iterator
     """A row a part, as they are done; each part is a block, so that little is done twice."""
     import ray.data
 
+    ray.data.DataContext.get_current().enable_progress_bars = False  # ours tell what is done
     rows = [{"number": number} for number in missing]
     actor: Any = PartWorker  # Ray takes a class here, its annotations a function alone
     data = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
@@ -129,57 +125,3 @@ def _mapped(job: Job, parts: Parts, missing: list[int], actors: int) -> Iterator
         num_cpus=job.threads or 1,
     )
     yield from data.iter_rows()
-
-
-@contextmanager
-def cluster(address: str | None, cpus: int) -> Iterator[None]:
-    """A connection to Ray, closed at the end; one that the caller has already is left open.
-
-    Raises:
-        RuntimeUnavailable: no cluster answers, or none starts.
-    """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # it warns of what Ray Data does itself
-    import ray
-
-    if ray.is_initialized():
-        yield
-        return
-    _require_listener(address)
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if address is None:
-        options |= {"num_cpus": cpus, "include_dashboard": False}
-    try:
-        ray.init(address=address, **options)
-    except (OSError, RuntimeError, ValueError, TimeoutError) as error:
-        raise RuntimeUnavailable(
-            f"Ray does not {'start' if address is None else f'answer at {address}'}"
-            f" ({one_line(error)})",
-            HOW_TO_START,
-        ) from error
-    try:
-        _quiet()
-        yield
-    finally:
-        ray.shutdown()
-
-
-def _require_listener(address: str | None) -> None:
-    """Ray itself tries for minutes where nobody listens."""
-    host, _, port = (address or "").rpartition("/")[2].rpartition(":")
-    if port.isdigit():
-        try:
-            socket.create_connection((host, int(port)), timeout=CONNECTING).close()
-        except OSError as error:
-            raise RuntimeUnavailable(
-                f"Ray does not answer at {address} ({one_line(error)})", HOW_TO_START
-            ) from error
-
-
-def _quiet() -> None:
-    """Ray Data's own bars and logs; ours tell what is done."""
-    import ray.data
-
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)

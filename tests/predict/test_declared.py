@@ -1,4 +1,4 @@
-"""How models declare what `predict` does around them, and what is refused when they are exported."""
+"""How models declare what `predict` does around them, and what is refused at export."""
 
 from __future__ import annotations
 
@@ -104,9 +104,10 @@ def test_what_the_zoo_declares_holds(name: str) -> None:
 @pytest.mark.parametrize(
     ("stored", "steps"),
     [
-        ({"size": {"height": 32, "width": 24}, "resample": 3, "image_mean": [0.5], "image_std": [1]},
-         {"resize": {"size": [32, 24], "interpolation": "bicubic"}, "scale": 1 / 255, "mean": [0.5],
-          "std": [1]}),
+        ({"size": {"height": 32, "width": 24}, "resample": 3, "image_mean": [0.5],
+          "image_std": [1]},
+         {"resize": {"size": [32, 24], "interpolation": "bicubic"}, "scale": 1 / 255,
+          "mean": [0.5], "std": [1]}),
         ({"size": {"shortest_edge": 30}, "resample": 2, "do_center_crop": True, "crop_size": 28,
           "do_normalize": False, "rescale_factor": 0.5},
          {"resize": {"size": 30, "fit": "shortest", "interpolation": "bilinear"},
