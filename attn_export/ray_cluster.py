@@ -48,8 +48,6 @@ def cluster(address: str | None, cpus: int) -> Iterator[None]:
             f" ({one_line(error)})",
             HOW_TO_START,
         ) from error
-    for name in ("ray.data", "ray.serve"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         yield
     finally:

@@ -11,9 +11,9 @@ from attn_export import bundle as bundles
 from attn_export.errors import AttnExportError, FileError, UsageError
 from attn_export.extras import require
 from attn_export.predict.answers import Answer
-from attn_export.predict.predictor import BATCH, Predictor, declared_by, taken
+from attn_export.predict.predictor import BATCH, Predictor, declared_by, samples_of, taken
 from attn_export.predict.reading import Sample
-from attn_export.predict.sources import Samples, find
+from attn_export.predict.sources import Samples
 from attn_export.production.loading import AUTO
 
 Range = tuple[int, int]
@@ -87,8 +87,7 @@ def prepare(
     """
     found = bundles.read(bundle)
     declared, signature = declared_by(found, top, threshold), taken(found)
-    ranks = {spec.name: len(spec.shape) for spec in signature.inputs}
-    samples = find(inputs, texts, lambda: ranks, frozenset(declared.images))
+    samples = samples_of(declared, signature, inputs, texts)
     if texts and declared.text is None:
         raise UsageError(f"{found.name} has no tokenizer for --text", "give arrays of token ids")
     if "image" in samples.kinds() or declared.text:

@@ -22,7 +22,7 @@ from attn_export.predict.declared import (
     read,
 )
 from attn_export.predict.reading import Reader, Sample
-from attn_export.predict.sources import Source
+from attn_export.predict.sources import Samples, Source, find
 from attn_export.predict.texts import TextReader
 from attn_export.production.inputs import Signature
 from attn_export.production.loading import AUTO, load
@@ -88,6 +88,14 @@ def taken(bundle: bundles.Bundle) -> Signature:
     return signature
 
 
+def samples_of(
+    declared: Declared, signature: Signature, inputs: Sequence[str | Path], texts: Sequence[str]
+) -> Samples:
+    """The samples in files, folders and patterns, and in texts; errors are those of `find`."""
+    ranks = {spec.name: len(spec.shape) for spec in signature.inputs}
+    return find([str(name) for name in inputs], texts, ranks, frozenset(declared.images))
+
+
 class Predictor:
     """Answers samples in batches; what concerns one sample alone becomes its own error.
 
@@ -113,6 +121,15 @@ class Predictor:
         self.reader = Reader(self.declared, self.signature.inputs, self.texts)
         self.session = load(found, runtime, threads=threads)
         self.rows, self.fixed = _rows(self.signature, batch_size)
+
+    def predict(self, inputs: Sequence[str | Path] = (), texts: Sequence[str] = ()) -> list[Answer]:
+        """One answer for each sample in files, folders and patterns, then for each text.
+
+        Raises:
+            UsageError: there is no such file, or nothing of a known kind in it.
+        """
+        samples = samples_of(self.declared, self.signature, inputs, texts)
+        return self.answer(samples.between(0, len(samples)))
 
     def answer(
         self, samples: Iterable[tuple[Source, int]], see: See = lambda *_: None

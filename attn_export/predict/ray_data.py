@@ -7,6 +7,7 @@ is done anew; a part is written whole or not at all, so nothing is lost and noth
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -115,7 +116,9 @@ def _mapped(job: Job, parts: Parts, missing: list[int], actors: int) -> Iterator
     """A row a part, as they are done; each part is a block, so that little is done twice."""
     import ray.data
 
-    ray.data.DataContext.get_current().enable_progress_bars = False  # ours tell what is done
+    # What is done is told by us; importing Ray Data sets the level of its log anew.
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     rows = [{"number": number} for number in missing]
     actor: Any = PartWorker  # Ray takes a class here, its annotations a function alone
     data = ray.data.from_items(rows, override_num_blocks=len(rows)).map(

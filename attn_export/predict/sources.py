@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import glob
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -92,7 +92,7 @@ class Samples:
 def find(
     given: Sequence[str],
     texts: Sequence[str],
-    ranks: Callable[[], dict[str, int]],
+    ranks: Mapping[str, int],
     pixels: frozenset[str] = frozenset(),
 ) -> Samples:
     """The samples behind the command line's arguments, in their order; a folder's by name.
@@ -109,7 +109,7 @@ def find(
         UsageError: nothing of that name, or nothing of a known kind in it.
     """
     files = [path for name in given for path in _files(name)]
-    found = [_open(path, ranks(), pixels) for path in files]
+    found = [_open(path, ranks, pixels) for path in files]
     found += [Source(_short(text), "given", value={"text": text}) for text in texts]
     if not found:
         raise UsageError("no input is given", "name files or folders, or give --text")
@@ -131,7 +131,7 @@ def _files(name: str) -> list[Path]:
     return [file for match in matching for file in (_files(str(match)))]
 
 
-def _open(path: Path, ranks: dict[str, int], pixels: frozenset[str]) -> Source:
+def _open(path: Path, ranks: Mapping[str, int], pixels: frozenset[str]) -> Source:
     kind = KINDS.get(path.suffix.lower(), "")
     try:
         if kind in ("image", ""):

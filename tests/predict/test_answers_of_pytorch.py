@@ -18,6 +18,7 @@ from attn_export.models.detector_digits import detector_digits
 from attn_export.models.digit_scenes import digit_scenes
 from attn_export.models.digit_scenes import heldout_digits as digits_to_paste
 from attn_export.models.vit_digits import vit_digits
+from attn_export.predict.predictor import Predictor
 from tests.boundary import Cli, Environment, run
 
 
@@ -48,6 +49,14 @@ def test_digits_are_told_as_pytorch_tells_them(
     for path, row in zip(digit_files, results, strict=True):
         same(told_top(row), torch_top(path))
         assert row["top"][0]["label"] == str(row["top"][0]["index"])
+
+
+def test_python_gets_the_same_answers(digits_bundle: Path, digit_files: list[Path]) -> None:
+    with Predictor(digits_bundle, batch_size=3) as predictor:
+        answers = predictor.predict([digit_files[2], digit_files[0].parent])
+    assert [row["input"] for row in answers] == [str(digit_files[2]), *map(str, digit_files)]
+    same(told_top(answers[0]), torch_top(digit_files[2]))
+    same(told_top(answers[3]), torch_top(digit_files[2]))
 
 
 def test_workers_keep_the_order_and_draw_each_image(
