@@ -1,8 +1,7 @@
 """CPU seconds an input of `predict`, for the cost model of docs/scale-out.md.
 
-CPU time rather than latency: it is what cores are bought for, and it hardly changes where other work
-shares the machine. Ray's own share is what `--engine ray` takes more than a run in this process,
-over the same parts.
+CPU time rather than latency: it is what cores are bought for, and it hardly changes where other
+work shares the machine.
 
     python benchmarks/scale_out.py BUNDLE INPUT... [--seconds 10]
 """

@@ -37,6 +37,8 @@ def test_the_wheel_holds_weights_template_marker_and_licence_and_no_tests(wheel:
         "attn_export/runtimes/web/package-lock.json",
         "attn_export/runtimes/web/package.json",
         "attn_export/runtimes/web/worker.mjs",
+        "attn_export/models/weights/text_encoder_tokenizer.json",
+        "attn_export/models/weights/translator_tokenizer.json",
         "attn_export/models/weights/vit_digits.safetensors",
         "attn_export/models/weights/vit_digits_heldout.safetensors",
     } <= sizes.keys()
