@@ -32,6 +32,7 @@ def test_rows_above_the_threshold_come_best_first() -> None:
     assert scores == [0.9, 0.5, 0.4]
     assert classes == [1, 1, 2]
     assert boxes[0] == [1, 0, 11, 10]
+    assert found({"d": ROWS}, output="d", threshold=0.5)[1] == [0.9, 0.5]  # the least one counts
 
 
 def test_a_box_takes_away_those_of_its_class_that_overlap_it() -> None:

@@ -91,6 +91,9 @@ def test_a_letterbox_lies_in_the_middle_and_boxes_come_back() -> None:
     boxes = np.array([[2.0, 2.0, 6.0, 4.0], [-1.0, 0.0, 9.0, 8.0]])
     assert placement.back(boxes).tolist() == [[1, 0, 3, 1], [0, 0, 4, 2]]
     assert shown_mask(placement).sum(axis=1).tolist() == [0, 0, 8, 8, 8, 8, 0, 0]
+    high, turned = prepare(image.rotate(90, expand=True), steps)
+    assert (turned.left, turned.top) == (2, 0)
+    np.testing.assert_array_equal(high, ours.transpose(0, 2, 1))
 
 
 def test_a_letterbox_in_the_corner_pads_right_and_below() -> None:
