@@ -189,6 +189,7 @@ def test_production_shows_the_sites_of_a_bundle(
         (["inspect", "BUNDLE/model.cpu.onnx"], "graph"),
         (["fuse", "BUNDLE/model.cpu.onnx", "-o", "out"], "graph"),
         (["report", "BUNDLE"], "report"),
+        (["predict", "BUNDLE", "BUNDLE/model.cpu.onnx", "--engine", "ray", "-o", "out"], "ray"),
     ],
 )
 def test_what_is_not_installed_is_named_with_its_extra(
