@@ -11,9 +11,10 @@ import numpy as np
 from attn_export.errors import FileError
 from attn_export.parity.tolerance import Array
 from attn_export.predict.boxes import detections
-from attn_export.predict.declared import Classify, Declared, Detect, Embed
+from attn_export.predict.declared import Declared
 from attn_export.predict.reading import Sample
 from attn_export.predict.scores import activate
+from attn_export.predict.telling import Classify, Detect, Embed
 
 Answer = dict[str, Any]
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attn_export.parity.tolerance import Array
-from attn_export.predict.declared import Detect
 from attn_export.predict.scores import activate
+from attn_export.predict.telling import Detect
 
 Floats = NDArray[np.float64]
 

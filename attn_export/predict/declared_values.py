@@ -1,10 +1,16 @@
-"""Checks of single values that a manifest declares; each raises ValueError with a clause."""
+"""Dataclasses out of what a manifest declares; ValueError has a clause on what is wrong."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 
 
 def one_of(name: str, value: Any, known: Sequence[Any]) -> None:
@@ -53,3 +59,25 @@ def lengths(name: str, value: Any) -> tuple[int, int]:
         whole(name, each, 1)
     height, width = values
     return int(height), int(width)
+
+
+def mapping(given: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{where} is {given!r}, which is no object")
+    return given
+
+
+def build(kind: type[T], given: Any, where: str) -> T:
+    """A dataclass from what JSON holds; a field that it does not have is refused."""
+    known = {each.name: each for each in fields(kind)}
+    for key in mapping(given, where):
+        if key not in known:
+            raise ValueError(f"{where} has '{key}', which is not known; fields: {', '.join(known)}")
+    for name, each in known.items():
+        required = each.default is MISSING and each.default_factory is MISSING
+        if required and name not in given:
+            raise ValueError(f"{where} lacks '{name}'")
+    try:
+        return kind(**given)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error

@@ -19,8 +19,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from attn_export.errors import FileError, one_line
 from attn_export.parity.tolerance import Array
-from attn_export.predict.declared import Crop, ImageSteps, Resize
 from attn_export.predict.linear import linear
+from attn_export.predict.steps import Crop, ImageSteps, Resize
 
 Pixels = NDArray[np.uint8]
 FILTERS = {

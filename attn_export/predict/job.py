@@ -11,7 +11,8 @@ from attn_export import bundle as bundles
 from attn_export.errors import AttnExportError, FileError, UsageError
 from attn_export.extras import require
 from attn_export.predict.answers import Answer
-from attn_export.predict.predictor import BATCH, Predictor, declared_by, samples_of, taken
+from attn_export.predict.opening import declared_by, samples_of, taken
+from attn_export.predict.predictor import BATCH, Predictor
 from attn_export.predict.reading import Sample
 from attn_export.predict.sources import Samples
 from attn_export.production.loading import AUTO

@@ -13,8 +13,9 @@ from attn_export.errors import FileError, InputError
 from attn_export.extras import require
 from attn_export.parity.tolerance import Array
 from attn_export.predict import arrays, lines, parquet
-from attn_export.predict.declared import Declared, ImageSteps
+from attn_export.predict.declared import Declared
 from attn_export.predict.sources import Source
+from attn_export.predict.steps import ImageSteps
 from attn_export.predict.texts import Encoded, TextReader
 from attn_export.runtimes.base import TensorSpec
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from attn_export.errors import FileError, InputError, one_line
 from attn_export.extras import require
-from attn_export.predict.declared import TextSteps
+from attn_export.predict.steps import TextSteps
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ import pytest
 from attn_export.errors import FileError
 from attn_export.predict.answers import tell
 from attn_export.predict.boxes import detections
-from attn_export.predict.declared import Classify, Declared, Detect, Embed
+from attn_export.predict.declared import Declared
 from attn_export.predict.images import Placement
 from attn_export.predict.reading import Sample
 from attn_export.predict.scores import activate
+from attn_export.predict.telling import Classify, Detect, Embed
 
 ROWS = np.array(
     [[0, 0, 10, 10, 0.5, 1], [1, 0, 11, 10, 0.9, 1], [0, 0, 10, 10, 0.4, 2], [5, 5, 6, 6, 0.2, 0]],

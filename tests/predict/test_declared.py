@@ -14,7 +14,9 @@ from attn_export.declarations import sections
 from attn_export.errors import ExportError
 from attn_export.models.zoo import ZOO
 from attn_export.packages.transformers_files import image_steps
-from attn_export.predict.declared import ImageSteps, build, read
+from attn_export.predict.declared import read
+from attn_export.predict.declared_values import build
+from attn_export.predict.steps import ImageSteps
 from attn_export.signature import describe
 
 

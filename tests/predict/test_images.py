@@ -13,9 +13,9 @@ from transformers.image_utils import PILImageResampling
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from attn_export.errors import FileError
-from attn_export.predict.declared import ImageSteps
 from attn_export.predict.images import Placement, decode, from_pixels, prepare, shown_mask
 from attn_export.predict.linear import linear
+from attn_export.predict.steps import ImageSteps
 
 
 def noise(height: int, width: int, seed: int = 0) -> Image.Image:

@@ -15,8 +15,8 @@ from attn_export.errors import FileError, InputError
 from attn_export.models import toy_french as toy
 from attn_export.models.text_encoder import text_encoder
 from attn_export.models.translators import held_out_sentences, load_translator
-from attn_export.predict.declared import TextSteps
 from attn_export.predict.predictor import Predictor
+from attn_export.predict.steps import TextSteps
 from attn_export.predict.texts import TextReader
 
 FILLS = {"ids": "ids", "mask": "mask", "types": "types"}

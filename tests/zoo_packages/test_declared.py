@@ -9,8 +9,9 @@ import pytest
 from PIL import Image
 
 from attn_export.packages import timm_models, torchvision_models, ultralytics_models
-from attn_export.predict.declared import ImageSteps, build
+from attn_export.predict.declared_values import build
 from attn_export.predict.images import prepare
+from attn_export.predict.steps import ImageSteps
 
 pytestmark = pytest.mark.zoo
 SIZES = [(301, 403), (250, 231), (90, 123)]
