@@ -13,6 +13,7 @@ from attn_export.attention.lowering import check_choice
 from attn_export.attention.padding import declare, masked_by_padding
 from attn_export.cache_capacity import check_capacity, require_caches, to_graph
 from attn_export.capability import TARGET_RUNTIMES
+from attn_export.declarations import bring
 from attn_export.errors import ExportError, RuntimeUnavailable, UsageError
 from attn_export.exporter import Graph
 from attn_export.fixed_caches import grown
@@ -206,6 +207,7 @@ def _export_into(
     manifest["seed"] = SEED
     if mixed:
         manifest["rows_mix"] = mixed
+    bring(folder, [graph.spec for graph in graphs.values()], manifest)
     write_graphs(folder, made.files, bundles.WEIGHTS)
     manifest["notes"] += manifests.weights_notes(targets, folder / bundles.WEIGHTS)
     write_cases(folder / bundles.REFERENCE, cases, groups)

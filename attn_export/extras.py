@@ -10,6 +10,8 @@ from attn_export.errors import RuntimeUnavailable, one_line
 MODULES = {
     "export": ("torch", "onnx_ir", "onnxscript", "jinja2"),
     "graph": ("onnx_ir", "onnxscript"),
+    "predict": ("PIL", "tokenizers"),
+    "ray": ("ray", "pyarrow"),
     "report": ("jinja2",),
 }
 

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from attn_export.attention import fixed_cache
 from attn_export.attention.site import Account
 from attn_export.capability import RUNTIMES, TARGETS, Target
+from attn_export.declarations import sections
 from attn_export.exporter import Graph
 from attn_export.fixed_caches import CAPACITY, LENGTH
 from attn_export.parity.cases import rules_of
@@ -156,5 +157,5 @@ def assemble(
     ]
     generate = {key: value for spec in specs for key, value in spec.generate.items()}
     labels = next((list(spec.labels) for spec in specs if spec.labels), [])
-    optional = {"state": state, "generate": generate, "labels": labels}
+    optional = {"state": state, "generate": generate, "labels": labels, **sections(specs)}
     return manifest | {key: value for key, value in optional.items() if value}

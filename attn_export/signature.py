@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attn_export.declarations import declare
 from attn_export.errors import ExportError, UsageError, one_line
 from attn_export.inputs import tensors_only
 from attn_export.models.spec import Axis, ExportSpec
@@ -23,7 +24,7 @@ EXAMPLE_ATTRIBUTES = ("example_inputs", "example_input_array", "dummy_inputs")
 
 
 def describe(origin: str, made: Any, options: Sequence[str] = ()) -> ExportSpec:
-    """Turn a module, (module, inputs), (module, inputs, dynamic) or ExportSpec into an ExportSpec.
+    """Turn a module, (module, inputs[, dynamic[, facts]]) or ExportSpec into an ExportSpec.
 
     Args:
         options: `NAME=DTYPE[SIZE,...]`, used where the factory gave no inputs.
@@ -34,17 +35,17 @@ def describe(origin: str, made: Any, options: Sequence[str] = ()) -> ExportSpec:
     if isinstance(made, ExportSpec):
         return made
     parts = tuple(made) if isinstance(made, (tuple, list)) else (made,)
-    if not parts or not isinstance(parts[0], nn.Module) or len(parts) > 3:
+    if not parts or not isinstance(parts[0], nn.Module) or len(parts) > 4:
         raise ExportError(
             f"{origin} returned {type(made).__name__} instead of a model",
-            "return a module, (module, example_inputs) or (module, example_inputs, dynamic)",
+            "return a module, or (module, example_inputs[, dynamic[, facts]])",
         )
     module = parts[0]
     given = parts[1] if len(parts) > 1 else _examples(origin, module, options)
     values = _by_name(origin, module, given)
     module, inputs, names = tensors_only(module, values)
     _check(origin, inputs)
-    declared = (parts[2] or {}) if len(parts) == 3 else {}
+    declared = (parts[2] or {}) if len(parts) > 2 else {}
     if isinstance(declared, (tuple, list)):
         declared = dict(zip(values, declared, strict=False))
     if isinstance(declared, Mapping) and names:  # what is said of a cache holds for all of it
@@ -52,7 +53,10 @@ def describe(origin: str, made: Any, options: Sequence[str] = ()) -> ExportSpec:
         declared = {n: axes for n, axes in declared.items() if not is_layered(values.get(n))}
         declared |= {name: axes for axes in of_caches for name in names}
     dynamic = read_dynamic(origin, inputs, declared)
-    return ExportSpec(module=module, inputs=inputs, dynamic=dynamic, names=names)
+    spec = ExportSpec(module=module, inputs=inputs, dynamic=dynamic, names=names)
+    if len(parts) > 3:
+        declare(origin, spec, parts[3] or {})
+    return spec
 
 
 def _examples(origin: str, module: nn.Module, options: Sequence[str]) -> Any:

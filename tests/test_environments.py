@@ -37,6 +37,8 @@ def test_the_wheel_holds_weights_template_marker_and_licence_and_no_tests(wheel:
         "attn_export/runtimes/web/package-lock.json",
         "attn_export/runtimes/web/package.json",
         "attn_export/runtimes/web/worker.mjs",
+        "attn_export/models/weights/text_encoder_tokenizer.json",
+        "attn_export/models/weights/translator_tokenizer.json",
         "attn_export/models/weights/vit_digits.safetensors",
         "attn_export/models/weights/vit_digits_heldout.safetensors",
     } <= sizes.keys()
@@ -188,6 +190,7 @@ def test_production_shows_the_sites_of_a_bundle(
         (["fuse", "BUNDLE/model.cpu.onnx", "-o", "out"], "graph"),
         (["tune", "BUNDLE"], "graph"),
         (["report", "BUNDLE"], "report"),
+        (["predict", "BUNDLE", "BUNDLE/model.cpu.onnx", "--engine", "ray", "-o", "out"], "ray"),
     ],
 )
 def test_what_is_not_installed_is_named_with_its_extra(

@@ -60,7 +60,7 @@ def test_inputs_that_do_not_fit_are_named(given: Any, seen: str) -> None:
     assert seen in str(raised.value)
 
 
-@pytest.mark.parametrize("made", [None, 3, "model", (), (X, Two()), (Two(), X, {}, 1)])
+@pytest.mark.parametrize("made", [None, 3, "model", (), (X, Two()), (Two(), X, {}, {}, 1)])
 def test_something_else_than_a_model_is_named(made: Any) -> None:
     with pytest.raises(ExportError, match=f"returned {type(made).__name__} instead of a model"):
         describe("it", made)

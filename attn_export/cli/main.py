@@ -20,6 +20,7 @@ COMMANDS = {
     "fuse": "Fuse the attention of an .onnx file, and compare the whole graph with it.",
     "inspect": "List the attention sites of a model or bundle, and what they become.",
     "models": "List the models that have a name.",
+    "predict": "Run a bundle over files: images, texts, arrays, rows.",
     "report": "Write a bundle's report as HTML.",
     "run": "Export, verify, benchmark and report in one go.",
     "tune": "Measure what a bundle's graphs could be here, and keep the fastest.",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from attn_export.models.attention.deformable import DeformableAttention
 from attn_export.models.conv_backbone import ConvBackbone, halve_mask, sine_positions
 from attn_export.models.detr import padded_image_axes, padded_images
+from attn_export.models.preparing import unit
 from attn_export.models.spec import ExportSpec
 
 
@@ -150,4 +151,5 @@ def deformable_detr() -> ExportSpec:
         dynamic=padded_image_axes(smallest=64),
         outputs=("memory",),
         draw=padded_images,
+        preprocess={"image": {**unit(128, 160, fit="letterbox", align="corner"), "mask": "mask"}},
     )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from attn_export.models.detector_blocks import C2PSA, SPPF, C3k2, attention_bottleneck, conv
 from attn_export.models.digit_scenes import texture
+from attn_export.models.preparing import letterbox
 from attn_export.models.spec import Axis, Draw, ExportSpec, Group
 
 STRIDES = (8, 16, 32)
@@ -220,6 +221,8 @@ def detector_spec(module: Detector, draw: Draw, height: int, width: int) -> Expo
         draw=draw,
         compare={"detections": "detections"},
         groups={"detections": DETECTION_GROUPS},
+        preprocess={"image": letterbox(height, width)},
+        postprocess={"kind": "detect"},
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.models.conv_backbone import ConvBackbone, halve_mask, sine_positions
+from attn_export.models.preparing import unit
 from attn_export.models.spec import Axis, ExportSpec
 
 
@@ -176,4 +177,14 @@ def detr() -> ExportSpec:
         dynamic=padded_image_axes(smallest=64),
         outputs=("logits", "boxes"),
         draw=padded_images,
+        preprocess={"image": {**unit(256, 224, fit="letterbox", align="corner"), "mask": "mask"}},
+        postprocess={
+            "kind": "detect",
+            "form": "queries",
+            "boxes": "boxes",
+            "box": "cxcywh",
+            "units": "image",
+            "activation": "softmax",
+            "background": "last",
+        },
     )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.models.attention.channel import SqueezeExcitation
+from attn_export.models.preparing import imagenet
 from attn_export.models.spec import Axis, ExportSpec
 
 
@@ -112,4 +113,6 @@ def senet() -> ExportSpec:
         },
         outputs=("logits",),
         draw=draw,
+        preprocess={"image": imagenet(32, 32)},
+        postprocess={"kind": "classify"},
     )

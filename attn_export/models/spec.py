@@ -80,6 +80,9 @@ class ExportSpec:
             are then masked by it.
         cache_capacity: the most positions of the caches, where these are to be buffers that past
             and present share, see attn_export.fixed_caches.
+        preprocess: parameter -> the steps from an image file to it, as docs/predict.md has them.
+        tokenizer: the steps from a text to ids and masks; `file` is a path here, and is copied.
+        postprocess: `kind` and more: what `predict` tells of the outputs.
     """
 
     module: nn.Module
@@ -98,6 +101,9 @@ class ExportSpec:
     right_padded: dict[str, int] = field(default_factory=dict)
     remove_padding: tuple[str, ...] = ()
     cache_capacity: int | None = None
+    preprocess: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tokenizer: dict[str, Any] = field(default_factory=dict)
+    postprocess: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in self.remove_padding:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attn_export.models.attention.window import WindowAttention
+from attn_export.models.preparing import imagenet
 from attn_export.models.spec import Axis, ExportSpec
 
 
@@ -141,6 +142,8 @@ def small_swin(version: int) -> ExportSpec:
         dynamic={"image": axes},
         outputs=("logits",),
         draw=random_images,
+        preprocess={"image": imagenet(96, 112)},
+        postprocess={"kind": "classify"},
     )
 
 

@@ -167,6 +167,7 @@ def load_bert(folder: str | Path) -> TextEncoder:
 
 
 BATCH, TOKENS = Axis("batch", 1, 64), Axis("tokens", 1, 128)
+TOKENIZER = Path(__file__).parent / "weights" / "text_encoder_tokenizer.json"
 
 
 def text_encoder() -> ExportSpec:
@@ -189,4 +190,10 @@ def text_encoder() -> ExportSpec:
         dynamic={name: {0: BATCH, 1: TOKENS} for name in ("input_ids", "attention_mask")},
         outputs=("sentence", "tokens"),
         draw=draw,
+        tokenizer={
+            "file": TOKENIZER,
+            "inputs": {"input_ids": "ids", "attention_mask": "mask"},
+            "max_length": config.max_tokens,
+        },
+        postprocess={"kind": "embed", "output": "sentence"},
     )

@@ -78,6 +78,12 @@ def _encoder(model: torch.nn.Module, outputs: tuple[str, ...]) -> ExportSpec:
         dynamic={name: {0: BATCH, 1: SOURCE} for name in ("source_ids", "source_mask")},
         outputs=outputs,
         draw=_source,
+        tokenizer={
+            "file": WEIGHTS / "translator_tokenizer.json",
+            "inputs": {"source_ids": "ids", "source_mask": "mask"},
+            "max_length": SOURCE.max,
+            "truncate": False,
+        },
     )
 
 
@@ -124,6 +130,8 @@ def translator() -> dict[str, ExportSpec]:
         metric=_metric(),
         state=cache_state(layers),
         generate=GENERATE,
+        labels=toy.FRENCH,
+        postprocess={"kind": "generate", "decode": "labels"},
     )
     return {"encoder": _encoder(model.encoder, ("memory",)), "decoder": decoder}
 
@@ -153,5 +161,7 @@ def rnn_translator() -> dict[str, ExportSpec]:
         metric=_metric(),
         state=(("next_hidden", "hidden", 0),),
         generate=GENERATE,
+        labels=toy.FRENCH,
+        postprocess={"kind": "generate", "decode": "labels"},
     )
     return {"encoder": _encoder(model.encoder, ("memory", "hidden")), "decoder": decoder}

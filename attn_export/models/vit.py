@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attn_export.models.preparing import imagenet
 from attn_export.models.spec import Axis, ExportSpec
 
 
@@ -120,4 +121,6 @@ def vit() -> ExportSpec:
         dynamic={"image": {0: Axis("batch", 1, 256)}},
         outputs=("logits",),
         draw=draw,
+        preprocess={"image": {**imagenet(256, 256, fit="shortest"), "crop": {"size": 224}}},
+        postprocess={"kind": "classify"},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,49 @@ def build(name: str) -> Built:
         model = timm.create_model(
             name, pretrained=weights is not None, pretrained_cfg_overlay=overlay
         )
-        size = timm.data.resolve_model_data_config(model)["input_size"]
+        config = timm.data.resolve_model_data_config(model)
+        labels = _labels(timm, model)
     except Exception as error:
         raise refused(f"timm:{name}", error) from error
-    spec = ExportSpec(model.eval(), {"x": images(*size)})
+    spec = ExportSpec(model.eval(), {"x": images(*config["input_size"])})
+    steps, notes = _steps(config)
+    spec.preprocess = {"x": steps} if steps else {}
+    if model.num_classes:
+        spec.postprocess, spec.labels = {"kind": "classify"}, labels
     fetch = f"timm.create_model('{name}', pretrained=True)"
-    return spec, [] if weights else [random_weights(name, fetch)]
+    return spec, notes if weights else [random_weights(name, fetch), *notes]
+
+
+def _steps(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What `timm.data.create_transform` does to an image that is evaluated."""
+    channels, height, width = config["input_size"]
+    mode, filled = config["crop_mode"], config["interpolation"]
+    if channels not in (1, 3) or mode not in ("center", "squash") or filled == "random":
+        return {}, [f"images are not declared: {channels} channels, crop mode {mode}, {filled}"]
+    share = config["crop_pct"]
+    sides = (math.floor(height / share), math.floor(width / share))
+    resize: dict[str, Any] = {"size": list(sides), "interpolation": filled}
+    if mode == "center" and height == width:
+        resize |= {"size": sides[0], "fit": "shortest"}
+    elif mode == "center":
+        return {}, ["images are not declared: the crop is not a square"]
+    return {
+        "channels": "gray" if channels == 1 else "rgb",
+        "resize": resize,
+        "crop": {"size": [height, width], "rounding": "even"},
+        "scale": 1 / 255,
+        "mean": list(config["mean"]),
+        "std": list(config["std"]),
+    }, []
+
+
+def _labels(timm: Any, model: Any) -> tuple[str, ...]:
+    """Names of ImageNet's classes where the weights were trained on them."""
+    subset = timm.data.infer_imagenet_subset(model.pretrained_cfg)
+    if not subset:
+        return ()
+    names = timm.data.ImageNetInfo(subset)
+    return tuple(names.index_to_description(index) for index in range(names.num_classes()))
 
 
 def _on_disk(config: Any) -> Path | None:

@@ -37,8 +37,31 @@ def build(name: str) -> Built:
     except Exception as error:
         raise refused(f"torchvision:{name}", error) from error
     spec = ExportSpec(model.eval(), {_first_parameter(model): images(*_size(weights))})
+    notes = _declare(spec, weights)
     fetch = f"torchvision.models.get_model('{name}', weights='DEFAULT')"
-    return spec, [] if file else [random_weights(name, fetch)]
+    return spec, notes if file else [random_weights(name, fetch), *notes]
+
+
+def _declare(spec: ExportSpec, weights: Any) -> list[str]:
+    """What the weights' own transforms do to an image, and the names of their classes."""
+    preset, (name,) = weights.transforms(), spec.inputs
+    if type(preset).__name__ != "ImageClassification":
+        return []
+    if len(preset.resize_size) != 1 or len(preset.crop_size) != 1:
+        return [f"images are not declared: {preset}"]
+    spec.preprocess[name] = {
+        "resize": {
+            "size": preset.resize_size[0],
+            "fit": "shortest",
+            "interpolation": preset.interpolation.value,
+        },
+        "crop": {"size": preset.crop_size[0], "rounding": "even"},
+        "scale": 1 / 255,
+        "mean": list(preset.mean),
+        "std": list(preset.std),
+    }
+    spec.postprocess, spec.labels = {"kind": "classify"}, tuple(weights.meta["categories"])
+    return []
 
 
 def _first_parameter(model: torch.nn.Module) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from attn_export.errors import ExportError, FileError
 from attn_export.models.spec import Axis, ExportSpec
 from attn_export.packages.built import Built, images, needs, refused
+from attn_export.packages.transformers_files import declare
 from attn_export.signature import BATCH
 
 TOKENS = 16
@@ -54,7 +55,8 @@ def build(path: str) -> Built:
     if model.can_generate():
         model.config.use_cache = False
         notes.append("all tokens are computed in one pass, without a cache of keys and values")
-    return _spec(path, model, config), notes
+    spec = _spec(path, model, config)
+    return spec, [*notes, *declare(folder, spec, config)]
 
 
 def _kind(transformers: Any, config: Any) -> Any:

@@ -65,7 +65,34 @@ def _described(model: Any, trained: bool) -> ExportSpec:
         spec.groups = {"output0": _groups(head, ("boxes", 4), ("scores", head.nc))}
         if not trained:
             _spread(head)
+    _declare(spec, model, kinds, side)
     return spec
+
+
+def _declare(spec: ExportSpec, model: Any, kinds: set[str], side: int) -> None:
+    """What the package's own prediction does around an exported model of this kind."""
+    pixels = {"scale": 1 / 255}
+    if kinds & {"Segment", "Pose", "OBB"}:  # whose answers are more than boxes
+        return
+    if kinds & {"Detect", "RTDETRDecoder"}:
+        square = {"size": side, "interpolation": "linear"}
+        fit = {"fit": "stretch"} if "RTDETRDecoder" in kinds else {"fit": "letterbox", "pad": 114}
+        spec.preprocess["x"] = {"resize": {**square, **fit}, **pixels}
+        spec.postprocess = _boxes(model.model[-1], kinds)
+    elif "Classify" in kinds:
+        resize = {"size": side, "fit": "shortest"}
+        crop = {"size": side, "rounding": "even"}
+        spec.preprocess["x"] = {"resize": resize, "crop": crop, **pixels}
+        spec.postprocess = {"kind": "classify", "activation": "none"}
+    spec.labels = tuple(str(model.names[index]) for index in sorted(model.names))
+
+
+def _boxes(head: Any, kinds: set[str]) -> dict[str, Any]:
+    if "RTDETRDecoder" in kinds:  # (B, queries, 4 + classes), which no form of ours has
+        return {}
+    if head.end2end:
+        return {"kind": "detect"}
+    return {"kind": "detect", "form": "anchors", "box": "cxcywh", "overlap": 0.7}
 
 
 def _groups(head: Any, *parts: tuple[str, int]) -> tuple[Group, ...]:

@@ -1,0 +1,1 @@
+"""A bundle over files: read them, prepare them as the manifest declares, run, and tell answers."""
