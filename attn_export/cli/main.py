@@ -16,6 +16,7 @@ from attn_export.errors import AttnExportError, CheckFailed, FileError, one_line
 COMMANDS = {
     "bench": "Time a bundle's runtimes against PyTorch, parity first.",
     "doctor": "Tell which runtimes work here, by running a small model on each.",
+    "deploy": "Write what Triton, KServe or a container engine serves a bundle from.",
     "export": "Export a model into a bundle.",
     "fuse": "Fuse the attention of an .onnx file, and compare the whole graph with it.",
     "inspect": "List the attention sites of a model or bundle, and what they become.",
