@@ -23,6 +23,7 @@ COMMANDS = {
     "models": "List the models that have a name.",
     "predict": "Run a bundle over files: images, texts, arrays, rows.",
     "report": "Write a bundle's report as HTML.",
+    "serve": "Serve bundles over REST and gRPC, verified and warm first.",
     "run": "Export, verify, benchmark and report in one go.",
     "verify": "Compare runtimes with the PyTorch outputs that a bundle carries.",
 }

@@ -16,9 +16,9 @@ from typing import Any
 from attn_export.bundle import WEIGHTS, Bundle
 from attn_export.deploy.pbtxt import Enum, dumps, entries
 from attn_export.errors import UsageError
+from attn_export.production.rows import BATCH, max_rows, model_name, values
 from attn_export.storage import staged
 
-BATCH = "batch"
 TYPES = {
     "bool": "TYPE_BOOL", "float16": "TYPE_FP16", "float32": "TYPE_FP32", "float64": "TYPE_FP64",
     "int8": "TYPE_INT8", "int16": "TYPE_INT16", "int32": "TYPE_INT32", "int64": "TYPE_INT64",
@@ -66,7 +66,7 @@ def write_repository(
             "give at least 1, 1 and 0",
         )
     targets = _targets(bundle, target)
-    models = {_model_name(bundle, entry["component"]): entry for entry in targets}
+    models = {model_name(bundle, entry["component"]): entry for entry in targets}
     if overwrite and folder.is_dir() and any(folder.iterdir()) and not _is_repository(folder):
         raise UsageError(
             f"{folder} is not a model repository, so it is not overwritten", "choose another -o"
@@ -89,10 +89,6 @@ def _targets(bundle: Bundle, target: str) -> list[dict[str, Any]]:
     if runtime not in BACKENDS:
         raise UsageError(f"Triton has no backend for {runtime}", "name another --target")
     return found
-
-
-def _model_name(bundle: Bundle, component: str) -> str:
-    return bundle.name if len(bundle.components) == 1 else f"{bundle.name}-{component}"
 
 
 def _is_repository(folder: Path) -> bool:
@@ -118,7 +114,7 @@ def model_config(
     """The ModelConfig message, without its warm-up, as `pbtxt.dumps` takes it."""
     component, runtime = target["component"], target["runtime"]
     inputs, outputs = values(bundle, "inputs", component), values(bundle, "outputs", component)
-    rows = max_rows(bundle, component, serving)
+    rows = max_rows(bundle, component, serving.max_batch)
     config: dict[str, Any] = {
         "name": name,
         "backend": BACKENDS[runtime],
@@ -146,26 +142,6 @@ def model_config(
         key = "intra_op_thread_count" if runtime == "ort-cpu" else "INFERENCE_NUM_THREADS"
         config["parameters"] = entries({key: {"string_value": str(serving.threads)}})
     return config
-
-
-def values(bundle: Bundle, side: str, component: str) -> list[dict[str, Any]]:
-    """The manifest's inputs or outputs of one component."""
-    return [entry for entry in bundle.manifest[side] if entry["component"] == component]
-
-
-def max_rows(bundle: Bundle, component: str, serving: Serving) -> int:
-    """Rows that Triton may put in one run; 0 where it must pass requests on as they are.
-
-    It batches only where each input and output has the batch first, and no row sees another.
-    """
-    if component in bundle.manifest.get("rows_mix", ()):
-        return 0
-    inputs = values(bundle, "inputs", component)
-    tensors = [*inputs, *values(bundle, "outputs", component)]
-    if not inputs or any(entry["shape"][:1] != [BATCH] for entry in tensors):
-        return 0
-    limits = [entry.get("ranges", {}).get(BATCH) for entry in inputs]
-    return min([serving.max_batch, *(int(limit[1]) for limit in limits if limit)])
 
 
 def _tensor(entry: Mapping[str, Any], rows: int) -> dict[str, Any]:
@@ -229,7 +205,7 @@ def warmup(
 ) -> list[dict[str, Any]]:
     """One sample for each stored case, and one full batch; their data go to `folder`."""
     component = target["component"]
-    rows = max_rows(bundle, component, serving)
+    rows = max_rows(bundle, component, serving.max_batch)
     cases = [case for case in bundle.cases() if case.component == component]
     samples = []
     for index, case in enumerate(cases):

@@ -15,8 +15,6 @@ from attn_export.deploy.kserve import Scaling, inference_service, service_name
 from attn_export.errors import UsageError
 from tests.boundary import Cli
 
-pytest.importorskip("kubernetes")
-
 # In a process of its own: the protocol files of kserve and tritonclient do not load side by side.
 CHECK = """
 import json, re, sys

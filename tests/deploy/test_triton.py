@@ -9,13 +9,13 @@ import numpy as np
 import onnxruntime
 import pytest
 from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
 
 from attn_export.bundle import WEIGHTS, Bundle
-from attn_export.deploy.triton import Serving, max_rows, write_repository
+from attn_export.deploy.triton import Serving, write_repository
 from attn_export.errors import UsageError
+from attn_export.production.rows import max_rows
 from tests.boundary import Cli
-
-model_config_pb2 = pytest.importorskip("tritonclient.grpc.model_config_pb2")
 
 
 def parsed(folder: Path) -> Any:
@@ -100,8 +100,8 @@ def test_an_engine_covers_every_declared_size(gpu_bundle: Bundle, tmp_path: Path
 
 def test_rows_that_see_each_other_are_never_batched(digits: Bundle) -> None:
     mixed = Bundle(digits.path, {**digits.manifest, "rows_mix": ["model"]})
-    assert max_rows(digits, "model", Serving(max_batch=16)) == 16
-    assert max_rows(mixed, "model", Serving(max_batch=16)) == 0
+    assert max_rows(digits, "model", 16) == 16
+    assert max_rows(mixed, "model", 16) == 0
 
 
 def test_bad_requests_are_sentences(cli: Cli, digits: Bundle, tmp_path: Path) -> None:

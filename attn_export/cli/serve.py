@@ -1,0 +1,119 @@
+"""`attn-export serve`"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from attn_export.cli.options import Output, fallback_option, output_options
+
+
+@click.command("serve")
+@click.argument("bundles", nargs=-1, required=True, metavar="[NAME=]BUNDLE...")
+@click.option("--runtime", default="auto", show_default=True,
+              help="What runs them: ort-cpu, ort-cuda, ort-tensorrt or openvino; auto takes the"
+              " first that works here, in the order that was measured.")  # fmt: skip
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535),
+              help="For REST and /metrics; 0 takes a free one.")  # fmt: skip
+@click.option("--grpc-port", default=8081, show_default=True, type=click.IntRange(0, 65535),
+              help="For gRPC; 0 takes a free one.")  # fmt: skip
+@click.option("--threads", type=int, help="Of each operator on the CPU; all cores if left out.")
+@click.option("--max-batch-size", default=8, show_default=True,
+              help="Most rows that requests share a run for; 1 shares none.")  # fmt: skip
+@click.option("--max-delay", default=1.0, show_default=True, metavar="MS",
+              help="How long a request waits for others.")  # fmt: skip
+@click.option("--queue", default=64, show_default=True,
+              help="Requests of one model that may wait; more get 503.")  # fmt: skip
+@click.option("--max-request-mb", default=32.0, show_default=True,
+              help="Largest request; larger ones get 413.")  # fmt: skip
+@click.option("--timeout", default=30.0, show_default=True, metavar="SECONDS",
+              help="For one request, from its first byte on; then it gets 504.")  # fmt: skip
+@click.option("--drain-delay", default=0.0, show_default=True, metavar="SECONDS",
+              help="After SIGTERM, how long it is not ready and still takes requests.")  # fmt: skip
+@click.option("--finite", is_flag=True, help="Refuse NaN and infinities in inputs.")
+@fallback_option
+@output_options
+def command(
+    bundles: tuple[str, ...],
+    runtime: str,
+    host: str,
+    port: int,
+    grpc_port: int,
+    threads: int | None,
+    max_batch_size: int,
+    max_delay: float,
+    queue: int,
+    max_request_mb: float,
+    timeout: float,
+    drain_delay: float,
+    finite: bool,
+    allow_fallback: bool,
+    output: Output,
+) -> None:
+    """Serve bundles over REST and gRPC (Open Inference Protocol v2), verified and warm first.
+
+    Ends on SIGTERM once all that it accepted is answered. Logs are JSON lines on stderr; with
+    --json stdout gets one object once the server is ready.
+    """
+    from attn_export import bundle as folders
+    from attn_export.extras import require
+
+    with _no_arguments():
+        require("serve")
+        from attn_export.serve import logs
+        from attn_export.serve.model import BundleModel
+        from attn_export.serve.server import Server
+    from attn_export.serve.settings import Settings
+
+    level = logging.DEBUG if output.verbose else logging.WARNING if output.quiet else logging.INFO
+    logs.configure(level)
+    settings = Settings(
+        runtime, threads, max_batch_size, max_delay, queue, max_request_mb, timeout, drain_delay,
+        finite, allow_fallback,
+    )  # fmt: skip
+    models = []
+    for given in bundles:
+        name, path = _named(given)
+        found = folders.read(path)
+        for component in found.components:
+            called = f"{name}-{component}" if name and len(found.components) > 1 else name
+            models.append(BundleModel(found, component, settings, called))
+    server = Server(models, settings, host, port, grpc_port)
+
+    def ready() -> None:
+        names = [model.name for model in models]
+        if not output.json:  # stderr is the log's
+            output.console.print(
+                f"Serving {', '.join(names)} at http://{host}:{server.http_port},"
+                f" gRPC at {host}:{server.grpc_port}",
+                markup=False,
+            )
+        output.result(
+            {"host": host, "port": server.http_port, "grpc_port": server.grpc_port, "models": names}
+        )
+
+    server.start(models, ready)
+
+
+def _named(given: str) -> tuple[str, Path]:
+    """A name and a path; the name is empty where none is given."""
+    name, equals, path = given.partition("=")
+    if not equals or Path(given).exists():
+        return "", Path(given)
+    return name, Path(path)
+
+
+@contextmanager
+def _no_arguments() -> Iterator[None]:
+    """KServe reads the command line when it is imported, and takes abbreviations."""
+    arguments, sys.argv = sys.argv, sys.argv[:1]
+    try:
+        yield
+    finally:
+        sys.argv = arguments
