@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,27 +64,23 @@ def command(
     """
     from attn_export import bundle as folders
     from attn_export.extras import require
-
-    with _no_arguments():
-        require("serve")
-        from attn_export.serve import logs
-        from attn_export.serve.model import BundleModel
-        from attn_export.serve.server import Server
     from attn_export.serve.settings import Settings
 
-    level = logging.DEBUG if output.verbose else logging.WARNING if output.quiet else logging.INFO
-    logs.configure(level)
     settings = Settings(
         runtime, threads, max_batch_size, max_delay, queue, max_request_mb, timeout, drain_delay,
         finite, allow_fallback,
     )  # fmt: skip
-    models = []
-    for given in bundles:
-        name, path = _named(given)
-        found = folders.read(path)
-        for component in found.components:
-            called = f"{name}-{component}" if name and len(found.components) > 1 else name
-            models.append(BundleModel(found, component, settings, called))
+    named = [_named(given) for given in bundles]
+    found = [(name, folders.read(path)) for name, path in named]
+    with _alone():
+        require("serve")
+        from attn_export.serve import logs
+        from attn_export.serve.model import models_of
+        from attn_export.serve.server import Server
+
+    level = logging.DEBUG if output.verbose else logging.WARNING if output.quiet else logging.INFO
+    logs.configure(level)
+    models = [model for name, bundle in found for model in models_of(bundle, settings, name)]
     server = Server(models, settings, host, port, grpc_port)
 
     def ready() -> None:
@@ -110,8 +107,12 @@ def _named(given: str) -> tuple[str, Path]:
 
 
 @contextmanager
-def _no_arguments() -> Iterator[None]:
-    """KServe reads the command line when it is imported, and takes abbreviations."""
+def _alone() -> Iterator[None]:
+    """KServe reads the command line when it is imported, and takes abbreviations.
+
+    gRPC's own log is no JSON; what it has to say of a request is told by this server's.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     arguments, sys.argv = sys.argv, sys.argv[:1]
     try:
         yield

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,9 +110,15 @@ class Batcher:
             raise NotReady(f"'{self._name}' stops", "send it to another server")
         rows, key = self._row_key(inputs)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(inputs, rows, key, time.monotonic(), answer))
+        waiting = _Waiting(inputs, rows, key, time.monotonic(), answer)
+        self._waiting.append(waiting)
         self._arrival.set()
-        return await answer
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            with suppress(ValueError):  # it may run already
+                self._waiting.remove(waiting)
+            raise
 
     async def close(self) -> None:
         """Answer what waits, then end the thread."""

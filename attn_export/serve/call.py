@@ -15,7 +15,6 @@ from attn_export.serve.refusals import Refused
 
 log = logging.getLogger("attn_export.requests")
 CALL: ContextVar[Call] = ContextVar("call")
-CANCELLED = 499  # the client went away, as proxies write it
 NO_MODEL = ""
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 

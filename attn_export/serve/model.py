@@ -130,6 +130,20 @@ class BundleModel(Model):
         return self._session.run(inputs, self.component)
 
 
+def models_of(bundle: Bundle, settings: Settings, name: str = "") -> list[BundleModel]:
+    """One model a component.
+
+    Args:
+        name: in place of the bundle's.
+
+    Raises:
+        UsageError: as `BundleModel`.
+    """
+    several = len(bundle.components) > 1
+    called = {c: f"{name}-{c}" if name and several else name for c in bundle.components}
+    return [BundleModel(bundle, component, settings, called[component]) for component in called]
+
+
 def open_models(models: list[BundleModel]) -> BundleSession:
     """Open the bundle of these models, verify and warm it up, and make them ready.
 

@@ -46,6 +46,12 @@ class Full(Refused):
     retry_after = 1
 
 
+class Gone(Refused):
+    """The client went away; nobody reads this. The status is what proxies write for it."""
+
+    status = 499
+
+
 class TooSlow(Refused):
     status = 504
 

@@ -20,8 +20,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attn_export.serve import rest_body
-from attn_export.serve.call import CANCELLED, Call
-from attn_export.serve.refusals import Encoded, Refused, TooLarge
+from attn_export.serve.call import Call
+from attn_export.serve.refusals import Encoded, Gone, Refused, TooLarge
 from attn_export.serve.service import Service
 
 ID = "x-request-id"
@@ -90,8 +90,6 @@ class Routes:
             asked, answer = await self._service.answer(call, version, read)
             body, length = rest_body.encode(answer, asked)
         except Refused as error:
-            if isinstance(error.__cause__, ClientDisconnect):
-                call.status = CANCELLED
             return _error(error, headers)
         finally:
             call.end()
@@ -115,11 +113,14 @@ class Routes:
         if given.isdigit() and int(given) > limit:
             raise too_large
         chunks, size = list[bytes](), 0
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit:
-                raise too_large
-            chunks.append(chunk)
+        try:
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limit:
+                    raise too_large
+                chunks.append(chunk)
+        except ClientDisconnect:
+            raise Gone("the body ended early", "send all of it") from None
         return b"".join(chunks)
 
 

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 from kserve import InferRequest, InferResponse, ModelRepository
 
 from attn_export import __version__
-from attn_export.serve.call import CANCELLED, Call
+from attn_export.serve.call import Call
 from attn_export.serve.model import VERSION, BundleModel
-from attn_export.serve.refusals import Failed, NotFound, NotReady, TooSlow, refusal
+from attn_export.serve.refusals import Failed, Gone, NotFound, NotReady, TooSlow, refusal
 from attn_export.serve.settings import Settings
 
 log = logging.getLogger("attn_export")
@@ -85,7 +85,7 @@ class Service:
                 response, _ = await model(request, {"x-request-id": call.id})
                 return request, response
         except asyncio.CancelledError:
-            call.status = CANCELLED
+            call.status = Gone.status
             raise
         except TimeoutError:
             seconds = self.settings.timeout
