@@ -23,6 +23,7 @@ from attn_export.serve.settings import Settings
 
 log = logging.getLogger("attn_export")
 LINGER = 1.0  # seconds for clients with an open connection to learn that it closes
+CLOSED = 0.01  # for the loop to close its listeners, before clients are sent away
 SPARE = 5.0  # beyond a request's own limit, before what is left is cut off
 BACKLOG = 2048
 
@@ -134,7 +135,7 @@ class Server(ModelServer):
             if sessions:
                 log.info("draining")
                 await asyncio.sleep(self.settings.drain_delay)
-            self.service.closing = rest.should_exit = True
+            rest.should_exit = True
             await asyncio.gather(answering, rpc.stop(self.settings.timeout + SPARE))
             for model in models:
                 await model.close()
@@ -160,6 +161,8 @@ class _Rest(uvicorn.Server):
             server.close()
         for listener in sockets or []:
             listener.close()
+        await asyncio.sleep(CLOSED)
+        self._service.closing = True
         until = time.monotonic() + LINGER
         while self.server_state.connections and time.monotonic() < until:
             await asyncio.sleep(0.01)
