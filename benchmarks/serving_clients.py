@@ -79,11 +79,23 @@ async def by_http(bundle: Bundle, port: int, number: int, until: float) -> list[
         writer.write(head.encode() + body)
         told = (await reader.readuntil(b"\r\n\r\n")).lower()
         assert told.startswith(b"http/1.1 200"), told
-        raw = await reader.readexactly(int(told.partition(b"content-length: ")[2].split()[0]))
+        raw = await _body(reader, told)
         found.append((time.perf_counter() - begun) * 1e3)
         bundle.check(index, np.frombuffer(raw[-size:], np.float32))
     writer.close()
     return found
+
+
+async def _body(reader: asyncio.StreamReader, told: bytes) -> bytes:
+    """Of a known length, or in chunks."""
+    if b"\ncontent-length: " in told:
+        return await reader.readexactly(int(told.partition(b"\ncontent-length: ")[2].split()[0]))
+    raw = b""
+    while size := int(await reader.readline(), 16):
+        raw += await reader.readexactly(size)
+        await reader.readline()
+    await reader.readline()
+    return raw
 
 
 async def by_grpc(bundle: Bundle, port: int, number: int, until: float) -> list[float]:

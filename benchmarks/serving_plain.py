@@ -32,7 +32,10 @@ class Plain(Model):
             output = InferOutput(name, list(array.shape), DATATYPES[array.dtype.name])
             output.set_data_from_numpy(array)
             outputs.append(output)
-        return InferResponse(payload.id or uuid.uuid4().hex, self.name, outputs)
+        return InferResponse(
+            payload.id or uuid.uuid4().hex, self.name, outputs,
+            use_binary_outputs=payload.use_binary_outputs,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":
