@@ -38,6 +38,8 @@ from attn_export.cli.options import Output, fallback_option, output_options
 @click.option("--drain-delay", default=0.0, show_default=True, metavar="SECONDS",
               help="After SIGTERM, how long it is not ready and still takes requests.")  # fmt: skip
 @click.option("--finite", is_flag=True, help="Refuse NaN and infinities in inputs.")
+@click.option("--cache", type=click.Path(path_type=Path, file_okay=False),
+              help="Folder for engines that TensorRT builds; the user's if left out.")  # fmt: skip
 @fallback_option
 @output_options
 def command(
@@ -54,6 +56,7 @@ def command(
     timeout: float,
     drain_delay: float,
     finite: bool,
+    cache: Path | None,
     allow_fallback: bool,
     output: Output,
 ) -> None:
@@ -68,7 +71,7 @@ def command(
 
     settings = Settings(
         runtime, threads, max_batch_size, max_delay, queue, max_request_mb, timeout, drain_delay,
-        finite, allow_fallback,
+        finite, allow_fallback, cache,
     )  # fmt: skip
     named = [_named(given) for given in bundles]
     found = [(name, folders.read(path)) for name, path in named]

@@ -156,7 +156,7 @@ def open_models(models: list[BundleModel]) -> BundleSession:
     settings = first.settings
     session = load(
         first.bundle, settings.runtime, threads=settings.threads,
-        allow_fallback=settings.allow_fallback, verify=True, warmup=True,
+        allow_fallback=settings.allow_fallback, verify=True, warmup=True, cache=settings.cache,
     )  # fmt: skip
     for model in models:
         model.open(session)

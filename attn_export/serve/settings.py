@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from attn_export.errors import UsageError
 
@@ -22,7 +23,7 @@ class Settings:
         drain_delay: seconds that a server which is told to stop says "not ready" and still takes
             requests, so that balancers see it.
         finite: refuse NaN and infinities in every input of floats.
-        allow_fallback: as `attn_export.load` takes it.
+        allow_fallback, cache: as `attn_export.load` takes them.
 
     Raises:
         UsageError: a number that cannot be.
@@ -38,6 +39,7 @@ class Settings:
     drain_delay: float = 0.0
     finite: bool = False
     allow_fallback: bool = False
+    cache: Path | None = None
 
     def __post_init__(self) -> None:
         for option, value, sound in (

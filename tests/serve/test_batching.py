@@ -7,9 +7,11 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from tritonclient.utils import InferenceServerException
 
 from attn_export import load
 from tests.boundary import edit_manifest
@@ -54,9 +56,10 @@ def shared(served: Served, model: str) -> float:
 def batching(
     digits_bundle: Path, masked_bundle: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    """`mixed` is `vit-digits` whose rows are said to mix."""
+    """`mixed` is `vit-digits` whose rows are said to mix, and whose input to be finite."""
     mixed = Path(shutil.copytree(digits_bundle, tmp_path_factory.mktemp("mixed") / "bundle"))
     edit_manifest(mixed, lambda manifest: manifest.update(rows_mix=["model"]))
+    edit_manifest(mixed, lambda manifest: manifest["inputs"][0].update(finite=True))
     options = ["--max-batch-size", "16", "--max-delay", "20", "--threads", "1"]
     served = start(f"masked={masked_bundle}", f"mixed={mixed}", *options)
     yield served
@@ -74,6 +77,30 @@ def test_runs_are_shared_and_answers_are_not(batching: Served, masked_bundle: Pa
     assert shared(batching, "masked") > 1.5
     runs = batching.metric("attn_export_run_rows_count", model_name="masked")
     assert batching.metric("attn_export_run_rows_bucket", model_name="masked", le="16.0") == runs
+
+
+def test_what_is_not_finite_stays_in_its_own_rows(batching: Served, masked_bundle: Path) -> None:
+    def broken(rng: np.random.Generator) -> dict[str, Array]:
+        inputs = sentence(rng)
+        if rng.integers(2):
+            tokens: Any = inputs["tokens"]
+            tokens[0, 0, 0] = np.nan
+        return inputs
+
+    with load(masked_bundle, "ort-cpu", threads=1) as session:
+        (output,) = session.run(sentence(np.random.default_rng(0)))
+        pairs = at_once(batching, "masked", broken, output)
+        for inputs, answer in pairs:
+            np.testing.assert_allclose(answer, session.run(inputs)[output], **CLOSE)
+    assert {bool(np.isnan(answer).any()) for _, answer in pairs} == {True, False}
+
+
+def test_an_input_that_the_manifest_calls_finite(batching: Served) -> None:
+    with (
+        batching.grpc() as client,
+        pytest.raises(InferenceServerException, match="input 'image' is not finite"),
+    ):
+        infer(client, "mixed", {"image": np.full((1, 1, 8, 8), np.nan, np.float32)}, "logits")
 
 
 def test_rows_that_see_each_other_are_never_shared(batching: Served, digits_bundle: Path) -> None:

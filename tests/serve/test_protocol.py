@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -147,6 +149,20 @@ def test_a_request_id_is_kept_and_a_wild_one_replaced(server: Served) -> None:
     logged = [line["id"] for line in server.log if line["message"] == "request"]
     assert "a-1" in logged
     assert "x" * 200 not in logged
+
+
+def test_the_answer_carries_the_id_of_the_request(server: Served) -> None:
+    body, headers = http_request({"image": images(1)})
+    url = f"{server.url}/v2/models/vit-digits/infer"
+    given = {**headers, "X-Request-Id": "kept"}
+    with urlopen(Request(url, body, given)) as answer:
+        assert answer.headers["X-Request-Id"] == "kept"
+    with pytest.raises(HTTPError) as seen:
+        urlopen(Request(url, b"{", {"X-Request-Id": "refused"}))
+    with seen.value as answer:
+        assert (answer.code, answer.headers["X-Request-Id"]) == (400, "refused")
+    (line,) = [line for line in server.log if line.get("id") == "refused"]
+    assert (line["status"], "the body is not JSON" in line["error"]) == (400, True)
 
 
 def test_a_log_line_tells_what_a_request_cost(server: Served) -> None:
