@@ -6,13 +6,14 @@ Latency: one client of Triton, one request after the other, 1x3x224x224 float32 
 of about a millisecond; "added" is the median over that of the same runs in process. Throughput:
 as many clients at once on `vit-digits` and on ViT-small at 224 pixels, each with its own image.
 Every response is compared with the in-process answer. Servers stay up and are asked in turn, round
-after round, so that what else the machine does meets all of them; the spread of the rounds is told.
+after round, so that what else the machine does meets all of them; ratios are medians of the rounds'
+own, and the spread of the rounds is told. "CPU ms" is what a request costs the server's process, which
+a busy machine changes least.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
@@ -22,13 +23,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
 import tritonclient.grpc
-import tritonclient.grpc.aio
 import tritonclient.http
 from rich.console import Console
 from rich.table import Table
@@ -59,8 +61,8 @@ def small() -> tuple[nn.Module, dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def server(kind: str, bundle: Bundle) -> Iterator[tuple[int, int]]:
-    """Its ports for REST and gRPC."""
+def server(kind: str, bundle: Bundle) -> Iterator[tuple[int, int, int]]:
+    """Its ports for REST and gRPC, and the id of its process."""
     with socket.create_server(("127.0.0.1", 0)) as a, socket.create_server(("127.0.0.1", 0)) as b:
         http, grpc = a.getsockname()[1], b.getsockname()[1]
     plain = kind.startswith("plain")
@@ -76,42 +78,53 @@ def server(kind: str, bundle: Bundle) -> Iterator[tuple[int, int]]:
             with contextlib.suppress(OSError), urlopen(url):
                 break
             time.sleep(0.05)
-        yield http, grpc
+        yield http, grpc, process.pid
     finally:
         process.terminate()
         process.wait(60)
 
 
-def rounds(
-    ways: dict[str, Callable[[], list[float]]], count: int, clients: int
-) -> dict[str, dict[str, Any]]:
-    """Each way in turn, `count` times over; figures over all, and the spread of the rounds."""
-    times: dict[str, list[list[float]]] = {name: [] for name in ways}
-    rates: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(count + 1):
-        for name, way in ways.items():
-            begun = time.perf_counter()
-            found = way()
-            if number:  # the first round warms up
-                times[name].append(found)
-                rates[name].append(len(found) / (time.perf_counter() - begun))
-    figures = {}
-    for name, found in times.items():
-        joined = np.concatenate(found)
-        figures[name] = {
-            "p50_ms": float(np.percentile(joined, 50)),
-            "p99_ms": float(np.percentile(joined, 99)),
-            "per_second": float(np.median(rates[name])),
-            "per_second_rounds": [min(rates[name]), max(rates[name])],
-            "p50_ms_rounds": [float(f([np.median(each) for each in found])) for f in (min, max)],
+@dataclass
+class Way:
+    """One way to get answers, and what its rounds gave.
+
+    Attributes:
+        ask: milliseconds of each request of a round.
+        process: whose time is counted.
+    """
+
+    ask: Callable[[], list[float]]
+    process: int
+    times: list[list[float]] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    cpu: float = 0.0
+
+    def round(self, *, keep: bool) -> None:
+        begun, busy = time.perf_counter(), cpu_seconds(self.process)
+        found = self.ask()
+        if keep:
+            self.times.append(found)
+            self.rates.append(len(found) / (time.perf_counter() - begun))
+            self.cpu += cpu_seconds(self.process) - busy
+
+    def figures(self) -> dict[str, Any]:
+        joined = np.concatenate(self.times)
+        medians = [float(np.median(each)) for each in self.times]
+        return {
             "requests": len(joined),
-            "clients": clients,
+            "per_second": float(np.median(self.rates)),
+            "per_second_rounds": self.rates,
+            "p50_ms": float(np.percentile(joined, 50)),
+            "p50_ms_rounds": medians,
+            "p99_ms": float(np.percentile(joined, 99)),
+            "cpu_ms": self.cpu * 1e3 / len(joined),
         }
-    return figures
 
 
-def in_process(bundle: Bundle, session: Any) -> Callable[[int], Any]:
-    return lambda index: session.run({bundle.input: bundle.images[index][None]})[bundle.output]
+def cpu_seconds(process: int) -> float:
+    """User and system time of all threads (proc(5), stat)."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(
@@ -120,43 +133,50 @@ def measure(
     """Every server over both protocols, next to runs in this process; a lone client is Triton's."""
     with contextlib.ExitStack() as stack:
         session = stack.enter_context(attn_export.load(bundle.path, "ort-cpu", warmup=True))
-        ask = in_process(bundle, session)
-        ways = {"in process, one after the other": lambda: latencies(bundle, seconds, ask)}
+        here = partial(latencies, bundle, seconds, partial(bundle.run, session))
+        ways = {"in process": Way(here, os.getpid())}
         for kind in kinds:
-            ports = stack.enter_context(server(kind, bundle))
+            http, grpc, process = stack.enter_context(server(kind, bundle))
             for name, module, way, port in (
-                ("http", tritonclient.http, by_http, ports[0]),
-                ("grpc", tritonclient.grpc, by_grpc, ports[1]),
+                ("http", tritonclient.http, by_http, http),
+                ("grpc", tritonclient.grpc, by_grpc, grpc),
             ):
                 if clients > 1:
-                    ways[f"{kind}, {name}"] = lambda way=way, port=port: asyncio.run(
-                        at_once(way, bundle, port, clients, seconds)
-                    )
-                    continue
-                client = stack.enter_context(module.InferenceServerClient(f"127.0.0.1:{port}"))
-                ways[f"{kind}, {name}"] = lambda client=client, module=module: latencies(
-                    bundle,
-                    seconds,
-                    lambda index: client.infer(bundle.name, bundle.tensors(module, index)).as_numpy(
-                        bundle.output
-                    ),
-                )
-        return rounds(ways, count, clients)
+                    ask = partial(at_once, way, bundle, port, clients, seconds)
+                else:
+                    client = module.InferenceServerClient(f"127.0.0.1:{port}")
+                    stack.enter_context(client)
+                    ask = partial(latencies, bundle, seconds, partial(bundle.infer, module, client))
+                ways[f"{kind}, {name}"] = Way(ask, process)
+        for number in range(count + 1):
+            for way in ways.values():
+                way.round(keep=number > 0)  # the first warms up
+        return {name: way.figures() for name, way in ways.items()}
+
+
+def ratio(figures: dict[str, dict[str, Any]], name: str, other: str) -> str:
+    """Throughput over that of another way, as the median of the rounds' own ratios."""
+    base = f"{other}, {name.rpartition(', ')[2]}"
+    if base not in figures or name == base:
+        return ""
+    pairs = zip(figures[name]["per_second_rounds"], figures[base]["per_second_rounds"], strict=True)
+    return f"{np.median([mine / its for mine, its in pairs]):.2f}"
 
 
 def table(title: str, figures: dict[str, dict[str, Any]]) -> Table:
     made = Table(title=title)
-    for column in ("", "requests/s", "of its rounds", "p50 ms", "of its rounds", "p99 ms", "added"):
+    for column in ("", "requests/s", "(rounds)", "over plain", "over batch 1", "p50 ms", "(rounds)",
+                   "added", "p99 ms", "CPU ms"):  # fmt: skip
         made.add_column(column, justify="right" if column else "left")
     (base, *_) = figures.values()
     for name, row in figures.items():
-        low, high = row["per_second_rounds"]
-        least, most = row["p50_ms_rounds"]
-        added = row["p50_ms"] - base["p50_ms"]
+        rates, medians = row["per_second_rounds"], row["p50_ms_rounds"]
+        added = "" if row is base else f"{row['p50_ms'] - base['p50_ms']:+.2f}"
         made.add_row(
-            name, f"{row['per_second']:.1f}", f"{low:.1f} to {high:.1f}", f"{row['p50_ms']:.2f}",
-            f"{least:.2f} to {most:.2f}", f"{row['p99_ms']:.2f}",
-            f"{added:+.2f}" if row is not base else "",
+            name, f"{row['per_second']:.1f}", f"{min(rates):.0f}-{max(rates):.0f}",
+            ratio(figures, name, "plain kserve"), ratio(figures, name, "serve, batch 1"),
+            f"{row['p50_ms']:.2f}", f"{min(medians):.2f}-{max(medians):.2f}", added,
+            f"{row['p99_ms']:.1f}", f"{row['cpu_ms']:.2f}",
         )  # fmt: skip
     return made
 

@@ -43,6 +43,12 @@ class Bundle:
     def check(self, index: int, answer: np.ndarray[Any, Any]) -> None:
         np.testing.assert_allclose(answer.ravel(), self.answers[index].ravel(), **CLOSE)
 
+    def run(self, session: Any, index: int) -> np.ndarray[Any, Any]:
+        return session.run({self.input: self.images[index][None]})[self.output]
+
+    def infer(self, module: Any, client: Any, index: int) -> np.ndarray[Any, Any]:
+        return client.infer(self.name, self.tensors(module, index)).as_numpy(self.output)
+
     def tensors(self, module: Any, index: int) -> list[Any]:
         image = self.images[index % IMAGES][None]
         tensor = module.InferInput(self.input, image.shape, "FP32")
@@ -110,9 +116,14 @@ async def by_grpc(bundle: Bundle, port: int, number: int, until: float) -> list[
     return found
 
 
-async def at_once(
+def at_once(
     way: Callable[..., Any], bundle: Bundle, port: int, clients: int, seconds: float
 ) -> list[float]:
-    until = time.perf_counter() + seconds
-    found = await asyncio.gather(*(way(bundle, port, n, until) for n in range(clients)))
-    return [each for times in found for each in times]
+    """Milliseconds of each request of all clients."""
+
+    async def main() -> list[float]:
+        until = time.perf_counter() + seconds
+        found = await asyncio.gather(*(way(bundle, port, n, until) for n in range(clients)))
+        return [each for times in found for each in times]
+
+    return asyncio.run(main())

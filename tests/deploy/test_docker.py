@@ -11,7 +11,9 @@ import pytest
 
 from attn_export import bundle as bundles
 from attn_export.bundle import Bundle
+from attn_export.cli.serve import command as serve
 from attn_export.deploy.docker import requirements, write_context
+from attn_export.deploy.kserve import GRPC_PORT, HTTP_PORT
 from attn_export.errors import UsageError
 from attn_export.verification import verify
 
@@ -38,6 +40,14 @@ def test_the_image_runs_as_another_user_than_root_and_checks_its_health(context:
     assert "RUN" not in names[user:]
     assert "/v2/health/ready" in dict(steps)["HEALTHCHECK"]
     assert json.loads(dict(steps)["ENTRYPOINT"])[:3] == ["attn-export", "serve", "/srv/bundle"]
+
+
+def test_the_server_takes_the_arguments_of_the_entry_point(context: Path) -> None:
+    _, _, *arguments = json.loads(dict(instructions(context))["ENTRYPOINT"])
+    given = serve.make_context("serve", arguments).params
+    assert given["bundles"] == ("/srv/bundle",)
+    assert (given["runtime"], given["host"]) == ("ort-cpu", "0.0.0.0")
+    assert (given["port"], given["grpc_port"]) == (HTTP_PORT, GRPC_PORT)
 
 
 def test_the_health_check_is_python_that_compiles(context: Path) -> None:
