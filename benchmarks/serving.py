@@ -7,8 +7,8 @@ of about a millisecond; "added" is the median over that of the same runs in proc
 as many clients at once on `vit-digits` and on ViT-small at 224 pixels, each with its own image.
 Every response is compared with the in-process answer. Servers stay up and are asked in turn, round
 after round, so that what else the machine does meets all of them; ratios are medians of the rounds'
-own, and the spread of the rounds is told. "CPU ms" is what a request costs the server's process, which
-a busy machine changes least.
+own, and the spread of the rounds is told. "CPU ms" is what a request costs the server's
+process, which a busy machine changes least.
 """
 
 from __future__ import annotations
