@@ -16,7 +16,7 @@ from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import (
 from attn_export.errors import UsageError
 from attn_export.serve import rpc_messages
 from attn_export.serve.call import Call
-from attn_export.serve.refusals import Refused
+from attn_export.serve.refusals import NotReady, Refused
 from attn_export.serve.service import Service
 
 CODES = {
@@ -65,6 +65,8 @@ class Servicer(GRPCInferenceServiceServicer):
         call = Call.begin("grpc", request.model_name, given if isinstance(given, str) else None)
 
         async def read() -> InferRequest:
+            if self._service.closing:
+                raise NotReady("the server stops", "send it to another one")
             return rpc_messages.decode(request)
 
         try:

@@ -24,6 +24,7 @@ from attn_export.serve.settings import Settings
 log = logging.getLogger("attn_export")
 LINGER = 1.0  # seconds for clients with an open connection to learn that it closes
 CLOSED = 0.01  # for the loop to close its listeners, before clients are sent away
+TURNED_AWAY = 0.25  # for calls that gRPC would cancel if it stopped before they are refused
 SPARE = 5.0  # beyond a request's own limit, before what is left is cut off
 BACKLOG = 2048
 
@@ -136,7 +137,9 @@ class Server(ModelServer):
                 log.info("draining")
                 await asyncio.sleep(self.settings.drain_delay)
             rest.should_exit = True
-            await asyncio.gather(answering, rpc.stop(self.settings.timeout + SPARE))
+            await answering
+            await asyncio.sleep(TURNED_AWAY)
+            await rpc.stop(self.settings.timeout + SPARE)
             for model in models:
                 await model.close()
             for session in sessions:
