@@ -24,8 +24,8 @@ class Service:
 
     Attributes:
         draining: set once it was told to stop; what comes is still answered, and it is not ready.
-        closing: set once it listens no more; REST tells each client that its connection closes, gRPC
-            takes no more calls.
+        closing: set once it listens no more; REST tells each client that its connection closes,
+            gRPC takes no more calls.
     """
 
     def __init__(self, repository: ModelRepository, settings: Settings) -> None:
