@@ -76,7 +76,11 @@ def from_numbers(
         found = np.array(data)
     except ValueError:
         found = np.array(["ragged"])
-    allowed = {"b": "b", "f": "iuf"}.get(dtype.kind, "iu")
+    whole = "iu"
+    if dtype == np.uint64 and found.dtype.kind in "fO":  # from 2**63 on, next to small ones
+        found = np.array(data, object)
+        whole = "O" if all(type(number) is int for number in found.flat) else whole
+    allowed = {"b": "b", "f": "iuf"}.get(dtype.kind, whole)
     if found.size and found.dtype.kind not in allowed:
         raise BadRequest(
             f"the data of input '{name}' is not all {DATATYPES[dtype.name]}",
