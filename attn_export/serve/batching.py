@@ -53,8 +53,22 @@ class _Waiting:
     answer: asyncio.Future[Answer]
 
 
+WORTH = 1.05  # a larger run delays more requests, so that it must be faster than this
+
+
+def fewest(seconds: Mapping[int, float]) -> int:
+    """The rows of a run after which more are no gain, where one of n rows takes so many seconds."""
+    of_a_row = {rows: taken / rows for rows, taken in seconds.items()}
+    best = min(of_a_row.values())
+    return min(rows for rows, taken in of_a_row.items() if taken <= best * WORTH)
+
+
 class Batcher:
-    """The requests of one model."""
+    """The requests of one model.
+
+    Attributes:
+        rows: the most in a run that is shared; below 2 none is.
+    """
 
     def __init__(
         self,
@@ -74,7 +88,7 @@ class Batcher:
             limit: requests that may wait.
         """
         self._name, self._run = name, run
-        self._rows, self._delay, self._limit = rows, delay, limit
+        self.rows, self._delay, self._limit = rows, delay, limit
         self._waiting: deque[_Waiting] = deque()
         self._arrival = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, f"run-{name}")
@@ -130,7 +144,7 @@ class Batcher:
 
     def _row_key(self, inputs: Arrays) -> tuple[int, Hashable]:
         """Rows, and what is equal for requests that may share a run."""
-        if self._rows < 2:
+        if self.rows < 2:
             return 1, object()
         sizes = tuple((name, inputs[name].shape[1:]) for name in sorted(inputs))
         return next(iter(inputs.values())).shape[0], sizes
@@ -175,11 +189,11 @@ class Batcher:
         """
         first = self._waiting[0]
         until = first.arrived + self._delay
-        if self._rows < 2 or not (self._shared_before or len(self._waiting) > 1):
+        if self.rows < 2 or not (self._shared_before or len(self._waiting) > 1):
             return
         while not self._closing and (left := until - time.monotonic()) > 0:
             gathered = sum(each.rows for each in self._waiting if each.key == first.key)
-            if gathered >= self._rows:
+            if gathered >= self.rows:
                 return
             self._arrival.clear()
             try:
@@ -194,7 +208,7 @@ class Batcher:
         for each in self._waiting:
             if each.answer.done():
                 continue
-            if not taken or (each.key == taken[0].key and rows + each.rows <= self._rows):
+            if not taken or (each.key == taken[0].key and rows + each.rows <= self.rows):
                 taken.append(each)
                 rows += each.rows
             else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,23 +14,27 @@ from attn_export.bench.batches import with_batch
 from attn_export.bundle import Bundle
 from attn_export.errors import InputError
 from attn_export.production.inputs import Signature
-from attn_export.production.rows import max_rows, model_name, values
+from attn_export.production.rows import BATCH, max_rows, model_name, values
 from attn_export.production.session import BundleSession
+from attn_export.reference import Case
 from attn_export.runtimes.base import Arrays
 from attn_export.serve import metrics
-from attn_export.serve.batching import Batcher
+from attn_export.serve.batching import Batcher, fewest
 from attn_export.serve.call import CALL
 from attn_export.serve.settings import Settings
 from attn_export.serve.tensors import datatype
 
 VERSION = "1"
+TRIES = 3
+log = logging.getLogger("attn_export")
 
 
 class BundleModel(Model):
     """What `kserve.ModelServer` serves; `ready` from `open` on.
 
     Attributes:
-        rows: the most that requests share a run for; below 2 they share none.
+        rows: the most that requests share a run for; below 2 they share none. What the bundle and
+            the settings allow, and from `open` on no more than were a gain here.
     """
 
     def __init__(self, bundle: Bundle, component: str, settings: Settings, name: str = "") -> None:
@@ -63,13 +69,31 @@ class BundleModel(Model):
         self.batcher.start()
 
     def open(self, session: BundleSession) -> None:
-        """Warm a full run up and be ready; the session is verified and warm otherwise."""
-        if self.rows > 1:
-            for case in self.bundle.cases():
-                if case.component == self.component:
-                    full = with_batch(self.bundle, case, self.rows)
-                    session.run(full.inputs, self.component)
+        """Find how many rows are worth a shared run, warm those runs up, and be ready.
+
+        Args:
+            session: verified, and warm for the stored sizes.
+        """
+        cases = [case for case in self.bundle.cases() if case.component == self.component]
+        if self.rows > 1 and cases:
+            timed = self._timed(session, cases[0])
+            self.rows = self.batcher.rows = fewest(timed)
+            told = ", ".join(f"{rows}: {s * 1e3 / rows:.3g}" for rows, s in timed.items())
+            log.info("%s shares runs of %d rows; ms a row: %s", self.name, self.rows, told)
+            for case in cases:
+                session.run(with_batch(self.bundle, case, self.rows).inputs, self.component)
         self._session, self.ready = session, True
+
+    def _timed(self, session: BundleSession, case: Case) -> dict[int, float]:
+        """Rows -> the least seconds of a run."""
+        rows, found = int(self._signature.ranges.get(BATCH, (1, 1))[0]), dict[int, float]()
+        while self.rows not in found:
+            rows = min(rows, self.rows)
+            inputs = with_batch(self.bundle, case, rows).inputs
+            session.run(inputs, self.component)
+            found[rows] = min(_seconds(session, inputs, self.component) for _ in range(TRIES))
+            rows *= 2
+        return found
 
     def get_input_types(self) -> list[dict[str, Any]]:
         return self.inputs
@@ -161,6 +185,12 @@ def open_models(models: list[BundleModel]) -> BundleSession:
     for model in models:
         model.open(session)
     return session
+
+
+def _seconds(session: BundleSession, inputs: Arrays, component: str) -> float:
+    begun = time.perf_counter()
+    session.run(inputs, component)
+    return time.perf_counter() - begun
 
 
 def _described(entry: Mapping[str, Any]) -> dict[str, Any]:
