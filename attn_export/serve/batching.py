@@ -53,14 +53,18 @@ class _Waiting:
     answer: asyncio.Future[Answer]
 
 
-WORTH = 1.05  # a larger run delays more requests, so that it must be faster than this
+WORTH = 1.05  # what is nearer than this to the best is as good
 
 
-def fewest(seconds: Mapping[int, float]) -> int:
-    """The rows of a run after which more are no gain, where one of n rows takes so many seconds."""
-    of_a_row = {rows: taken / rows for rows, taken in seconds.items()}
-    best = min(of_a_row.values())
-    return min(rows for rows, taken in of_a_row.items() if taken <= best * WORTH)
+def most(seconds: Mapping[int, float]) -> int:
+    """The rows of a run that are a gain, where one of n rows takes so many seconds.
+
+    As many as are as good as the best, since each run costs the server something too; the fewest
+    where those are as good, since requests then wait for nothing.
+    """
+    of_a_row = {rows: taken / rows for rows, taken in sorted(seconds.items())}
+    good = [rows for rows, each in of_a_row.items() if each <= min(of_a_row.values()) * WORTH]
+    return good[0] if good[0] == min(of_a_row) else good[-1]
 
 
 class Batcher:

@@ -19,7 +19,7 @@ from attn_export.production.session import BundleSession
 from attn_export.reference import Case
 from attn_export.runtimes.base import Arrays
 from attn_export.serve import metrics
-from attn_export.serve.batching import Batcher, fewest
+from attn_export.serve.batching import Batcher, most
 from attn_export.serve.call import CALL
 from attn_export.serve.settings import Settings
 from attn_export.serve.tensors import datatype
@@ -77,7 +77,7 @@ class BundleModel(Model):
         cases = [case for case in self.bundle.cases() if case.component == self.component]
         if self.rows > 1 and cases:
             timed = self._timed(session, cases[0])
-            self.rows = self.batcher.rows = fewest(timed)
+            self.rows = self.batcher.rows = most(timed)
             told = ", ".join(f"{rows}: {s * 1e3 / rows:.3g}" for rows, s in timed.items())
             log.info("%s shares runs of %d rows; ms a row: %s", self.name, self.rows, told)
             for case in cases:
