@@ -61,6 +61,13 @@ def masked_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export(f"{folder / 'masked.py'}:build", folder / "bundle").path
 
 
+class HttpClient(tritonclient.http.InferenceServerClient):
+    """Closed by `with`, in the thread that opened it: in another one gevent's hub refuses to."""
+
+    def __del__(self) -> None:
+        """Nothing, whichever thread collects it."""
+
+
 @dataclass
 class Served:
     """A server's process. Its log is read as it comes, so that the pipe never fills."""
@@ -76,7 +83,7 @@ class Served:
         return f"http://127.0.0.1:{self.told['port']}"
 
     def http(self) -> Any:
-        return tritonclient.http.InferenceServerClient(f"127.0.0.1:{self.told['port']}")
+        return HttpClient(f"127.0.0.1:{self.told['port']}")
 
     def grpc(self) -> Any:
         return tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{self.told['grpc_port']}")
