@@ -8,10 +8,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from attn_export.cli.options import Output, fallback_option, output_options
+from attn_export.errors import UsageError
+
+if TYPE_CHECKING:
+    from attn_export.serve.settings import Settings
 
 
 @click.command("serve")
@@ -38,6 +44,14 @@ from attn_export.cli.options import Output, fallback_option, output_options
 @click.option("--drain-delay", default=0.0, show_default=True, metavar="SECONDS",
               help="After SIGTERM, how long it is not ready and still takes requests.")  # fmt: skip
 @click.option("--finite", is_flag=True, help="Refuse NaN and infinities in inputs.")
+@click.option("--engine", type=click.Choice(["kserve", "ray"]), default="kserve",
+              show_default=True, help="ray: replicas on a Ray cluster, REST alone.")  # fmt: skip
+@click.option("--replicas", default="1", show_default=True, metavar="N|MIN..MAX",
+              help="With Ray: how many, or from how many to how many, as load is.")  # fmt: skip
+@click.option("--ongoing", default=4.0, show_default=True,
+              help="With Ray: requests that a replica should have at once.")  # fmt: skip
+@click.option("--address", metavar="HOST:PORT|auto",
+              help="Of a Ray cluster; one is started here if left out.")  # fmt: skip
 @click.option("--cache", type=click.Path(path_type=Path, file_okay=False),
               help="Folder for engines that TensorRT builds; the user's if left out.")  # fmt: skip
 @fallback_option
@@ -56,11 +70,17 @@ def command(
     timeout: float,
     drain_delay: float,
     finite: bool,
+    engine: str,
+    replicas: str,
+    ongoing: float,
+    address: str | None,
     cache: Path | None,
     allow_fallback: bool,
     output: Output,
 ) -> None:
     """Serve bundles over REST and gRPC (Open Inference Protocol v2), verified and warm first.
+
+    With --engine ray replicas answer on a Ray cluster, over REST alone.
 
     Ends on SIGTERM once all that it accepted is answered. Logs are JSON lines on stderr; with
     --json stdout gets one object once the server is ready.
@@ -74,6 +94,10 @@ def command(
         finite, allow_fallback, cache,
     )  # fmt: skip
     named = [_named(given) for given in bundles]
+    _require_engine(engine)
+    if engine == "ray":
+        _on_ray(named, settings, host, port, replicas, ongoing, address, output)
+        return
     found = [(name, folders.read(path)) for name, path in named]
     with _alone():
         require("serve")
@@ -99,6 +123,48 @@ def command(
         )
 
     server.start(models, ready)
+
+
+OF_ONE_ENGINE = {
+    "kserve": ("replicas", "ongoing", "address"),
+    "ray": ("grpc_port", "drain_delay"),
+}
+
+
+def _require_engine(engine: str) -> None:
+    """Raise UsageError where an option is given that this engine has no use for."""
+    context = click.get_current_context()
+    other = "ray" if engine == "kserve" else "kserve"
+    for name in OF_ONE_ENGINE[engine]:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} has no use with --engine {engine}", f"add --engine {other}")
+
+
+def _on_ray(
+    named: list[tuple[str, Path]],
+    settings: Settings,
+    host: str,
+    port: int,
+    replicas: str,
+    ongoing: float,
+    address: str | None,
+    output: Output,
+) -> None:
+    from attn_export import bundle as folders
+    from attn_export.serve.ray_serve import Scale, called_by, places, serve
+
+    served = places(named)
+    names = [n for name, path in named for n in called_by(folders.read(path), name)]
+
+    def ready(taken: int) -> None:
+        if not output.json:
+            told = f"Serving {', '.join(names)} at http://{host}:{taken}, on Ray"
+            output.console.print(told, markup=False)
+        output.result({"host": host, "port": taken, "models": names})
+
+    scale = Scale.parse(replicas, ongoing)
+    serve(served, settings, scale, host=host, port=port, address=address, ready=ready)
 
 
 def _named(given: str) -> tuple[str, Path]:
