@@ -13,18 +13,24 @@ MODULES = {
     "predict": ("PIL", "tokenizers"),
     "ray": ("ray", "pyarrow"),
     "report": ("jinja2",),
+    "serve": ("kserve",),
 }
 
 
-def require(extra: str) -> None:
-    """Raise RuntimeUnavailable unless the packages of an extra are installed and import."""
-    missing = [module for module in MODULES[extra] if find_spec(module) is None]
+def require(extra: str, *modules: str) -> None:
+    """Raise RuntimeUnavailable unless the packages of an extra are installed and import.
+
+    Args:
+        modules: those of the extra that are needed; the ones that stand for all by default.
+    """
+    needed = modules or MODULES[extra]
+    missing = [module for module in needed if find_spec(module) is None]
     if missing:
         raise RuntimeUnavailable(
             f"this needs {' and '.join(missing)}, which is not installed",
             f"run `pip install 'attn-export[{extra}]'`",
         )
-    for module in MODULES[extra]:
+    for module in needed:
         try:
             import_module(module)
         except Exception as error:  # a broken installation raises anything: OSError, NameError, ...

@@ -52,6 +52,12 @@ def digits_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export("vit-digits", tmp_path_factory.mktemp("digits") / "bundle").path
 
 
+@pytest.fixture(scope="session")
+def decoder_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`prefill` and `decode` with a cache."""
+    return export("decoder-lm", tmp_path_factory.mktemp("decoder") / "bundle").path
+
+
 @pytest.fixture
 def bundle_copy(digits_bundle: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(digits_bundle, tmp_path / "copy"))

@@ -191,6 +191,7 @@ def test_production_shows_the_sites_of_a_bundle(
         (["tune", "BUNDLE"], "graph"),
         (["report", "BUNDLE"], "report"),
         (["predict", "BUNDLE", "BUNDLE/model.cpu.onnx", "--engine", "ray", "-o", "out"], "ray"),
+        (["serve", "BUNDLE"], "serve"),
     ],
 )
 def test_what_is_not_installed_is_named_with_its_extra(

@@ -50,10 +50,11 @@ def small_bundle(
         "created": "2026-11-29T12:00:00+00:00", "versions": {},
         "inputs": entries[:1], "outputs": [{**entries[1], "groups": [vars(g) for g in parts]}],
     }  # fmt: skip
+    stored = default if cases is None else cases
     with bundles.write(folder) as stage:
         (stage / "model.cpu.onnx").write_bytes(model.SerializeToString())
         write_cases(
-            stage / bundles.REFERENCE, default if cases is None else cases, {"model": {"y": parts}}
+            stage / bundles.REFERENCE, stored, {case.component: {"y": parts} for case in stored}
         )
         bundles.seal(stage, manifest)
     return folder

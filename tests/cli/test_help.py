@@ -11,14 +11,23 @@ import pytest
 from attn_export.cli.main import COMMANDS
 from tests.boundary import SCRIPT, Cli
 
+DEPLOY = ("deploy docker", "deploy kserve", "deploy triton")
 
-@pytest.mark.parametrize("command", sorted(COMMANDS))
+
+@pytest.mark.parametrize("command", sorted({*COMMANDS, *DEPLOY} - {"deploy"}))
 def test_each_command_has_help_with_the_shared_options(cli: Cli, command: str) -> None:
-    ended = cli(command, "--help")
+    ended = cli(*command.split(), "--help")
     assert (ended.code, ended.stderr) == (0, "")
     assert ended.stdout.startswith(f"Usage: attn-export {command} [OPTIONS]")
     for option in ("--json", "-q, --quiet", "-v, --verbose", "-h, --help"):
         assert option in ended.stdout
+
+
+def test_a_group_lists_its_commands(cli: Cli) -> None:
+    ended = cli("deploy", "--help")
+    assert (ended.code, ended.stderr) == (0, "")
+    listed = re.findall(r"^  ([a-z]+)  ", ended.stdout, re.MULTILINE)
+    assert tuple(f"deploy {name}" for name in listed) == DEPLOY
 
 
 def test_the_commands_and_exit_codes_are_listed(cli: Cli) -> None:

@@ -1,4 +1,4 @@
-"""Small bundles that are served: one whose lengths vary, and the two shapes of a loop."""
+"""A small bundle that is loaded, whose lengths vary."""
 
 from __future__ import annotations
 
@@ -43,12 +43,6 @@ def lengths_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "model.py").write_text(MODEL)
     source = f"{folder / 'model.py'}:build"
     return export(source, folder / "bundle", targets=("cpu", "cuda", "openvino")).path
-
-
-@pytest.fixture(scope="session")
-def decoder_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`prefill` and `decode` with a cache."""
-    return export("decoder-lm", tmp_path_factory.mktemp("decoder") / "bundle").path
 
 
 @pytest.fixture(scope="module")

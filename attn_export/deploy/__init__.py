@@ -1,0 +1,1 @@
+"""Files that other servers and clusters deploy a bundle from."""
