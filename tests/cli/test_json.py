@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from attn_export.cli.main import COMMANDS
@@ -26,6 +27,10 @@ def build():
     return Printing(), torch.ones(2, 4)
 """
 
+TUNED = {
+    "bundle", "targets", "runtimes", "changed", "not_measured", "notes", "budget", "seconds",
+    "machine", "versions",
+}  # fmt: skip
 PRINTED = [
     (["models"], {"models"}),
     (["inspect", "BUNDLE"],
@@ -46,6 +51,12 @@ PRINTED = [
      {"bundle", "targets", "notes", "verify", "bench"}),
     (["run", "printing.py:build", "-o", "b", "--seconds", "0.2"],
      {"bundle", "targets", "notes", "verify", "bench"}),
+    (["tune", "BUNDLE", "--budget", "1"], TUNED),
+    (["predict", "BUNDLE", "digit.npy"], {"bundle", "runtime", "count", "results", "skipped"}),
+    (["deploy", "triton", "BUNDLE", "-o", "repository"], {"repository", "models", "target"}),
+    (["deploy", "kserve", "BUNDLE", "-o", "service.yaml", "--image", "digits:1"],
+     {"file", "service"}),
+    (["deploy", "docker", "BUNDLE", "-o", "image"], {"folder", "target", "not_pinned"}),
 ]  # fmt: skip
 
 
@@ -55,6 +66,7 @@ def test_each_command_prints_its_object_alone(
 ) -> None:
     """Also where the user's own model prints."""
     (tmp_path / "printing.py").write_text(PRINTING)
+    np.save(tmp_path / "digit.npy", np.zeros((1, 8, 8), np.float32))
     given = [argument.replace("BUNDLE", str(bundle_copy)) for argument in arguments]
     ended = cli(*given, "--json")
     assert ended.code == 0, ended.stderr
@@ -62,7 +74,8 @@ def test_each_command_prints_its_object_alone(
 
 
 def test_no_command_was_left_out() -> None:
-    assert {arguments[0] for arguments, _ in PRINTED} == set(COMMANDS)
+    """`serve` prints its object and goes on; tests/serve read it."""
+    assert {arguments[0] for arguments, _ in PRINTED} | {"serve"} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("command", [["verify"], ["bench", "--seconds", "0.2"]])
