@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -119,8 +120,8 @@ def fuse(folder: Path, origin: str, family: str) -> dict[str, str]:
 def peer_bundle(folder: Path, ours: bundles.Bundle, graph: Path) -> bundles.Bundle:
     """A peer's graph with our cases, for both runtimes."""
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(graph.parent, folder)
-    shutil.copy(ours.path / bundles.REFERENCE, folder)
+    shutil.copytree(graph.parent, folder, copy_function=os.link)
+    os.link(ours.path / bundles.REFERENCE, folder / bundles.REFERENCE)
     manifest = {k: v for k, v in as_grown(ours).manifest.items() if k != "files"}
     given = {**ours.targets()[0], "file": MODEL, "sites": []}
     targets = [

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from attn_export.errors import ExportError, one_line
 from attn_export.models.spec import ExportSpec
 from attn_export.parity.detections import align
-from attn_export.parity.drawing import draw, ends_of, example_sizes, sizes_of, takes_mask
+from attn_export.parity.drawing import (
+    CACHE_BYTES,
+    cache_bytes,
+    draw,
+    ends_of,
+    example_sizes,
+    sizes_of,
+    takes_mask,
+)
 from attn_export.parity.eager import run
 from attn_export.parity.generate import TOKEN
 from attn_export.parity.judge import masked_allowances
@@ -180,7 +188,7 @@ def _inputs(spec: ExportSpec, seed: int) -> Iterator[tuple[str, dict[str, Tensor
         where = _told(sizes)
         own = sizes == example_sizes(spec)
         yield where, dict(spec.inputs) if own else draw(spec, sizes, False, seed + index)
-        if takes_mask(spec):
+        if takes_mask(spec) and not (own and cache_bytes(spec, sizes) > CACHE_BYTES):
             yield f"{where} masked", draw(spec, sizes, True, seed + index)
 
 

@@ -14,6 +14,7 @@ from attn_export.parity.generate import TOKEN
 
 SIZES = {"batch": (1, 3, 2), "other": (7, 12, 5)}
 LARGEST = 1024  # positions of a case at the upper end of the declared lengths
+CACHE_BYTES = 16_000_000  # that a case's caches take; each goes in, comes out, and has a truth
 
 
 def sizes_of(spec: ExportSpec) -> list[dict[str, int]]:
@@ -26,8 +27,9 @@ def sizes_of(spec: ExportSpec) -> list[dict[str, int]]:
     if not axes:
         return [{}]
     example = example_sizes(spec)
+    near = example | _shorter_past(spec, example)
     picked = [
-        {name: _pick(axis, index, example[name]) for name, axis in axes.items()} for index in (0, 1)
+        {name: _pick(axis, index, near[name]) for name, axis in axes.items()} for index in (0, 1)
     ]
     # Lengths that grow together never show a query longer than its keys: cross them once.
     lengths = [name for name in axes if name != "batch"]
@@ -38,6 +40,26 @@ def sizes_of(spec: ExportSpec) -> list[dict[str, int]]:
             if sizes not in unique:
                 unique.append(sizes)
     return unique
+
+
+def cache_bytes(spec: ExportSpec, sizes: Mapping[str, int]) -> int:
+    """What the caches that go into one call take, in bytes."""
+    total = 0
+    for given in {spec.parameter(given) for _, given, _ in spec.state}:
+        example, axes = spec.inputs[given], spec.dynamic.get(given, {})
+        shape = [sizes[axes[i].name] if i in axes else size for i, size in enumerate(example.shape)]
+        total += math.prod(shape) * example.element_size()
+    return total
+
+
+def _shorter_past(spec: ExportSpec, example: Mapping[str, int]) -> dict[str, int]:
+    """The past that other cases are near to, where the example's would make them too large."""
+    past, _ = cache_axes(spec)
+    if past not in example:
+        return {}
+    rows = {"batch": max(SIZES["batch"])} if "batch" in example else {}
+    each = cache_bytes(spec, {**example, **rows, past: 1})
+    return {past: min(example[past], max(CACHE_BYTES // max(each, 1), SIZES["other"][0]))}
 
 
 def within_capacity(spec: ExportSpec, sizes: Mapping[str, int]) -> list[dict[str, int]]:

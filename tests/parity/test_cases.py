@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from attn_export.errors import ExportError
+from attn_export.models.decoder_lm import DecoderLMConfig, components
 from attn_export.models.spec import Axis, ExportSpec
 from attn_export.parity.cases import build_cases
-from attn_export.parity.drawing import draw, ends_of, is_mask, sizes_of
+from attn_export.parity.drawing import cache_bytes, draw, ends_of, is_mask, sizes_of
 from attn_export.parity.tolerance import Group
 
 
@@ -184,3 +187,21 @@ def test_the_empty_cache_of_a_first_step_is_run() -> None:
 class Joined(nn.Module):
     def forward(self, x: Tensor, past: Tensor) -> Tensor:
         return torch.cat([past, x], dim=1)
+
+
+def test_caches_of_a_long_past_are_stored_at_shorter_ones_too() -> None:
+    """8 layers of 64 x 8 x 2048 keys and values are 134 MB for two rows, before any truth."""
+    config = DecoderLMConfig(vocab=16, dim=512, layers=8, heads=8, kv_heads=8, hidden=32)
+    spec = components(config)["decode"]
+    assert spec.draw is not None
+    past = Axis("past", 1, 4096)
+    dynamic = {name: {i: past if axis.name == "past" else axis for i, axis in axes.items()}
+               for name, axes in spec.dynamic.items()}  # fmt: skip
+    drawn = spec.draw(torch.Generator(), {"batch": 2, "past": 2048}, False)
+    spec = replace(spec, inputs=drawn, dynamic=dynamic)
+    mask = 8  # bytes of a token, which is a state as well
+    each = 8 * 2 * 8 * 64 * 4 + mask
+    assert cache_bytes(spec, {"batch": 2, "past": 2048}) == 2 * 2048 * each
+    # 16 MB over 3 rows are 162 tokens; the other cases lie on both sides of that.
+    expected = [(1, 81), (3, 216), (2, 2048)]
+    assert [(s["batch"], s["past"]) for s in sizes_of(spec)] == expected
