@@ -123,13 +123,14 @@ def peer_bundle(folder: Path, ours: bundles.Bundle, graph: Path) -> bundles.Bund
     shutil.copytree(graph.parent, folder, copy_function=os.link)
     os.link(ours.path / bundles.REFERENCE, folder / bundles.REFERENCE)
     manifest = {k: v for k, v in as_grown(ours).manifest.items() if k != "files"}
+    state = [{k: row[k] for k in ("output", "input", "axis")} for row in manifest.get("state", ())]
     given = {**ours.targets()[0], "file": MODEL, "sites": []}
     targets = [
         {**given, "name": name, "runtime": target.runtime}
         for name, target in TARGETS.items()
         if target.runtime in OURS.values()
     ]
-    bundles.seal(folder, {**manifest, "targets": targets})
+    bundles.seal(folder, {**manifest, "state": state, "targets": targets})
     return bundles.read(folder)
 
 
