@@ -17,6 +17,7 @@ from attn_export.build import export
 from tests.boundary import ROOT, SCRIPT, Cli, Ended, Environment, build_environment, reseal, run
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One worker runs all tests that need the environments, or that share a module's fixture."""
     shared = {p: 'scope="module"' in p.read_text() for p in {item.path for item in items}}

@@ -130,7 +130,8 @@ def close_detections(found: np.ndarray, right: np.ndarray) -> None:
     np.testing.assert_allclose(found[clear], right[clear], rtol=1e-3, atol=2e-2)
 
 
-SLOW = ("detector",)  # the same graph as detector-digits, but wider
+# Whole models, which tests/test_zoo.py takes through the main job; here at more sizes and masks.
+SLOW = ("deformable-detr", "detector", "detector-digits", "detr", "swin", "swin-v2")
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in SPECS]
 
 

@@ -209,6 +209,7 @@ def test_inputs_and_outputs_can_be_float16_too(tmp_path: Path) -> None:
         export("vit-digits", tmp_path / "c", io_dtype="fp16")
 
 
+@pytest.mark.slow
 def test_a_detector_keeps_its_detections_in_float16(tmp_path: Path) -> None:
     made = export("detector-digits", tmp_path / "b", precision="fp16")
     found = verify(made)
