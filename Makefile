@@ -56,7 +56,7 @@ test-slow: $(STAMP)
 	$(BIN)/pytest -m slow
 
 test-gpu: $(STAMP)
-	$(BIN)/pytest -m gpu
+	ATTN_EXPORT_TESTS_REQUIRE=ort-cuda,ort-tensorrt $(BIN)/pytest -m gpu
 
 test-zoo: $(ZOO_STAMP)
 	$(ZOO)/bin/pytest -m zoo tests/zoo_packages

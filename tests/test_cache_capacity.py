@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -131,9 +132,9 @@ def test_sizes_are_those_that_the_op_takes() -> None:
 def test_options_that_do_not_fit_are_refused(
     tmp_path: Path, options: dict[str, object], sentence: str
 ) -> None:
-    given: dict[str, object] = {"cache_capacity": 8, **options}
+    given: dict[str, Any] = {"cache_capacity": 8, **options}
     with pytest.raises(UsageError) as raised:
-        export("decoder-lm", tmp_path / "bundle", **given)  # type: ignore[arg-type]
+        export("decoder-lm", tmp_path / "bundle", **given)
     assert str(raised.value).startswith(sentence)
     assert not any(tmp_path.iterdir())
 

@@ -11,8 +11,8 @@ from zipfile import ZipFile
 import pytest
 
 from tests.boundary import ROOT, Ended, Environment, edit_manifest, run
+from tests.needed import needs
 from tests.test_verification import IDENTITY, small_bundle
-from tests.web.needed import needs
 
 NO_PATH = {**os.environ, "PYTHONPATH": ""}
 

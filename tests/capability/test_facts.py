@@ -31,7 +31,7 @@ from attn_export.runtimes import ort_cpu
 from attn_export.runtimes.packages import runtime_version
 from tests.capability import nodes
 from tests.capability.nodes import LOWEST, MICROSOFT, Array, Values, model, packed, run, standard
-from tests.web.needed import needs
+from tests.needed import needs
 
 INF = np.inf
 CPU_ALONE = pytest.mark.parametrize("runtime", ["ort-cpu"], indirect=True)

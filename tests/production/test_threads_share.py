@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 
 from attn_export import load
-from attn_export.runtimes import table
+from tests.needed import needs
 
 THREADS, RUNS = 8, 200
+OPENVINO = pytest.param("openvino", 2, marks=needs("openvino"))
 
 
-@pytest.mark.parametrize(("runtime", "cores"), [("ort-cpu", 1), ("ort-cpu", 2), ("openvino", 2)])
+@pytest.mark.parametrize(("runtime", "cores"), [("ort-cpu", 1), ("ort-cpu", 2), OPENVINO])
 def test_eight_threads_get_what_one_gets(lengths_bundle: Path, runtime: str, cores: int) -> None:
-    seen = table.availability(runtime)
-    if not seen.ok:  # OpenVINO is an extra; without it ort-cpu alone is shared
-        pytest.skip(f"{runtime} is not available here: {seen.observed}")
     generator = np.random.default_rng(0)
     inputs = [
         [

@@ -13,6 +13,7 @@ import pytest
 from attn_export.doctor_probe import cases, graph
 from attn_export.runtimes import libraries, ort_cuda, ort_tensorrt
 from attn_export.runtimes.base import LoadOptions
+from tests.needed import needs
 
 LIBRARY = libraries.provider_library("cuda")
 
@@ -55,11 +56,14 @@ def test_asking_for_a_device_does_not_start_cuda_in_this_process(tmp_path: Path)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("runtime", [ort_cuda, ort_tensorrt])
+@pytest.mark.parametrize(
+    "runtime",
+    [
+        pytest.param(ort_cuda, marks=needs("ort-cuda")),
+        pytest.param(ort_tensorrt, marks=needs("ort-tensorrt")),
+    ],
+)
 def test_attention_runs_on_the_gpu(runtime: object, tmp_path: Path) -> None:
-    seen = runtime.availability()
-    if not seen.ok:  # the options are tested without a device, what they do only on one
-        pytest.skip(f"needs an NVIDIA GPU: {seen.observed}")
     options = LoadOptions(ranges={"tokens": (1, 16)}, cache=tmp_path)
     with runtime.load(graph().SerializeToString(), 1, options) as session:
         assert set(session.placement()) == {runtime.PROVIDER}
@@ -68,10 +72,8 @@ def test_attention_runs_on_the_gpu(runtime: object, tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@needs("ort-tensorrt")
 def test_engines_are_built_once(tmp_path: Path) -> None:
-    seen = ort_tensorrt.availability()
-    if not seen.ok:  # the options are tested without a device, what they do only on one
-        pytest.skip(f"needs an NVIDIA GPU: {seen.observed}")
     import onnx
 
     path = tmp_path / "model.onnx"

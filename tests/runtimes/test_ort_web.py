@@ -23,7 +23,7 @@ from onnx.external_data_helper import convert_model_to_external_data
 from attn_export.errors import FileError, RuntimeUnavailable, UsageError
 from attn_export.runtimes import node_process, ort_web
 from attn_export.runtimes.base import TensorSpec
-from tests.web.needed import needs
+from tests.needed import needs
 
 pytestmark = needs("ort-web")
 

@@ -22,6 +22,12 @@ ROWS = np.random.default_rng(11).normal(size=(64, 1, 8, 8)).astype(np.float32)
 CLIENTS = 4
 
 
+class OneConnection(HTTPConnection):
+    """One that is closed stays closed: a new one in its place would hide a lost request."""
+
+    auto_open = 0
+
+
 class Load:
     """Clients that ask until they are told that the server takes no more."""
 
@@ -37,8 +43,7 @@ class Load:
 
     def by_connection(self, number: int) -> str:
         """One connection until it is closed; a request on it without an answer is a loss."""
-        connection = HTTPConnection("127.0.0.1", self.served.told["port"], timeout=30)
-        connection.auto_open = 0  # type: ignore[assignment]
+        connection = OneConnection("127.0.0.1", self.served.told["port"], timeout=30)
         connection.connect()
         for index in range(10**6):
             row = (number * 7 + index) % len(ROWS)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from attn_export.bench.stats import summarize
+from attn_export.capability import Form
 from attn_export.tuning.lengths import best_of, buckets
-from attn_export.tuning.sites import SiteTimes
+from attn_export.tuning.sites import Kind, SiteTimes
+from tests.tuning.test_cache import SITE
+
+KIND = Kind(SITE, Form(), None, (SITE.name,))
 
 
 def at(tokens: int, **ms: float) -> SiteTimes:
@@ -12,7 +16,7 @@ def at(tokens: int, **ms: float) -> SiteTimes:
     fastest = min(ms.values())
     as_fast = tuple(op for op, value in ms.items() if value <= 1.01 * fastest)
     found = {op: summarize([value]) for op, value in ms.items()}
-    return SiteTimes(None, {"tokens": tokens}, (tokens, tokens), found, as_fast)  # type: ignore[arg-type]
+    return SiteTimes(KIND, {"tokens": tokens}, (tokens, tokens), found, as_fast)
 
 
 def test_an_op_that_is_best_at_each_length_is_best_over_all() -> None:

@@ -14,6 +14,7 @@ import pytest
 from attn_export import bundle as bundles
 from attn_export import load, tune, verify
 from attn_export.errors import CheckFailed, RuntimeUnavailable, UsageError
+from attn_export.runtimes.ort import OrtSession
 from attn_export.runtimes.threads import cores
 from tests.boundary import SCRIPT, Cli, Ended, edit_manifest, run
 
@@ -84,7 +85,9 @@ def test_load_takes_the_tuned_settings_and_runtime(tuned: tuple[Path, Ended]) ->
     (target,) = bundles.read(path).targets()
     with load(path) as session:
         assert session.runtime == CPU
-        made = session._sessions["model"].inference_session.get_session_options()  # type: ignore[attr-defined]
+        inner = session._sessions["model"]
+        assert isinstance(inner, OrtSession)
+        made = inner.inference_session.get_session_options()
         wanted = target["tuned"]["settings"].get("threads", cores())
         assert made.intra_op_num_threads == wanted
 

@@ -18,8 +18,8 @@ from attn_export import bundle as bundles
 from attn_export.checking import check_session
 from attn_export.runtimes.base import Arrays, Session, TensorSpec
 from tests.boundary import ROOT
+from tests.needed import needs
 from tests.web.chromium import Chromium
-from tests.web.needed import needs
 
 pytestmark = [needs("ort-web"), needs("chromium"), pytest.mark.xdist_group("web")]
 

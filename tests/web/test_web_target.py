@@ -16,7 +16,7 @@ from attn_export.build import export
 from attn_export.runtimes import node, ort_web
 from attn_export.storage import sha256
 from tests.boundary import Cli, edit_manifest
-from tests.web.needed import needs
+from tests.needed import needs
 
 WEB = [needs("ort-web"), pytest.mark.xdist_group("web")]
 

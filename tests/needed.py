@@ -1,4 +1,4 @@
-"""What tests of the browser need: skipped where it is missing, unless it is said to be here."""
+"""What some tests need: skipped where it is missing, unless it is said to be here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from attn_export.runtimes import ort_web
+from attn_export.runtimes import table
 from tests.web.chromium import PROGRAM
 
 REQUIRED = os.environ.get("ATTN_EXPORT_TESTS_REQUIRE", "").split(",")
@@ -14,10 +14,10 @@ REQUIRED = os.environ.get("ATTN_EXPORT_TESTS_REQUIRE", "").split(",")
 
 
 def needs(what: str) -> pytest.MarkDecorator:
-    """Skip without "ort-web" (Node.js and onnxruntime-web) or "chromium", with the reason."""
+    """Skip without "chromium" or a runtime such as "ort-web" or "ort-cuda", with the reason."""
     if what == "chromium":
         missing = "" if PROGRAM else "chromium is not on PATH"
     else:
-        seen = ort_web.availability()
+        seen = table.availability(what)
         missing = "" if seen.ok else f"{seen.observed}; {seen.fix}"
     return pytest.mark.skipif(bool(missing) and what not in REQUIRED, reason=missing or "here")
