@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from attn_export.parity.tolerance import Array
-from attn_export.runtimes.base import Arrays, Placed, Session
+from attn_export.runtimes.around import Around
+from attn_export.runtimes.base import Arrays, Session
 
 
-class AsStored(Session):
+class AsStored(Around):
     """Takes and gives float32 where the graph has float16, as caches do."""
 
     def __init__(self, session: Session, half: Sequence[str]) -> None:
@@ -39,19 +40,6 @@ class AsStored(Session):
             name: array.astype(np.float16) if name in self._half else np.asarray(array)
             for name, array in inputs.items()
         }
-
-    def placement(self) -> dict[str, int]:
-        return self.session.placement()
-
-    def nodes(self) -> Sequence[Placed]:
-        return self.session.nodes()
-
-    @property
-    def processes(self) -> tuple[int, ...]:
-        return self.session.processes
-
-    def _close(self) -> None:
-        self.session.close()
 
 
 def as_stored(session: Session, target: Mapping[str, Any]) -> Session:

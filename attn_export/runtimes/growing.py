@@ -6,14 +6,15 @@ present share, with garbage behind what is filled: an answer that depends on it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from attn_export.fixed_caches import CAPACITY, FixedCaches
 from attn_export.parity.tolerance import Array
-from attn_export.runtimes.base import Arrays, Placed, Session
+from attn_export.runtimes.around import Around
+from attn_export.runtimes.base import Arrays, Session
 from attn_export.runtimes.shared_caches import SharedCaches, shares
 
 SPARE = 3
@@ -21,7 +22,7 @@ SPARE = 3
 GARBAGE = (float("nan"), 1e4)
 
 
-class Growing(Session):
+class Growing(Around):
     """Takes caches (B, K, P, H), and gives them back with S more positions."""
 
     def __init__(self, session: Session, caches: FixedCaches) -> None:
@@ -66,19 +67,6 @@ class Growing(Session):
         buffers = SharedCaches(self.session, self._caches, first.shape[0], total)
         buffers.fill(inputs)
         return _Again(self.session, buffers, given), given
-
-    def placement(self) -> dict[str, int]:
-        return self.session.placement()
-
-    def nodes(self) -> Sequence[Placed]:
-        return self.session.nodes()
-
-    @property
-    def processes(self) -> tuple[int, ...]:
-        return self.session.processes
-
-    def _close(self) -> None:
-        self.session.close()
 
 
 class _Again(Session):

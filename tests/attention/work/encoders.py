@@ -7,14 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import parser
 
 from attn_export.attention.lowering import lower
 from attn_export.attention.padding import declare
 from attn_export.attention.site import Account
 from attn_export.runtimes import ort_cpu
 from attn_export.runtimes.base import Arrays
-from attn_export.shapes import infer
+from tests.attention.work.graphs import parsed
 
 VOCABULARY, LONGEST, WIDTH, HEADS = 11, 16, 8, 2
 SIZES = [{"batch": 1, "tokens": 4}, {"batch": 3, "tokens": 7}, {"batch": 2, "tokens": 5}]
@@ -108,15 +107,7 @@ def encoder(
     text = f"""<ir_version: 10, opset_import: ["": 23]>
         g (int64[batch, {tokens}] ids, {mask}[batch, {tokens}] mask{inputs}, {declared})
         => ({outputs}) {{ {body} }}"""
-    model = ir.from_proto(parser.parse_model(text))
-    rng = np.random.default_rng(0)
-    for value in [v for v in model.graph.inputs if v.name in WEIGHTS]:
-        array = rng.standard_normal(WEIGHTS[str(value.name)]).astype(np.float32)
-        value.const_value = ir.tensor(array, name=value.name)
-        model.graph.inputs.remove(value)
-        model.graph.register_initializer(value)
-    infer(model)
-    return model
+    return parsed(text, WEIGHTS)
 
 
 def set_weights(model: ir.Model, **arrays: NDArray[np.float64]) -> None:

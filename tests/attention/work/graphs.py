@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
@@ -61,10 +63,15 @@ def block(
     text = f"""<ir_version: 10, opset_import: ["": 23]>
         g (float[batch, {TOKENS}, {WIDTH}] x{inputs}, {declared}) => ({outputs}) {{
         {body} {tail} }}"""
+    return parsed(text, WEIGHTS)
+
+
+def parsed(text: str, weights: Mapping[str, Sequence[int]]) -> ir.Model:
+    """A model of ONNX's text form, of whose inputs these shapes are drawn to be constants."""
     model = ir.from_proto(parser.parse_model(text))
     rng = np.random.default_rng(0)
-    for value in [v for v in model.graph.inputs if v.name in WEIGHTS]:
-        array = rng.standard_normal(WEIGHTS[str(value.name)]).astype(np.float32)
+    for value in [v for v in model.graph.inputs if v.name in weights]:
+        array = rng.standard_normal(weights[str(value.name)]).astype(np.float32)
         value.const_value = ir.tensor(array, name=value.name)
         model.graph.inputs.remove(value)
         model.graph.register_initializer(value)
