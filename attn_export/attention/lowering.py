@@ -206,8 +206,7 @@ def _lower_site(
     except NotLowerable as unknown:
         return Outcome(site, None, "refused", (unknown,))
     tokens = _tokens(site, sizes)
-    asks = order is not None and choice == "auto" and not kept
-    asked = order(site, form, tokens) if asks and order is not None else None
+    asked = order(site, form, tokens) if order and choice == "auto" and not kept else None
     preferred = asked or preference(runtime, form, tokens)
     wanted = tuple(op for op in candidates(choice, preferred) if op not in without)
     if kept:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from attn_export.errors import ExportError
 from attn_export.models.decoder_lm import DecoderLMConfig, components
 from attn_export.models.spec import Axis, ExportSpec
+from attn_export.parity import cases
 from attn_export.parity.cases import build_cases
 from attn_export.parity.drawing import cache_bytes, draw, ends_of, is_mask, sizes_of
 from attn_export.parity.tolerance import Group
@@ -205,3 +206,13 @@ def test_caches_of_a_long_past_are_stored_at_shorter_ones_too() -> None:
     # 16 MB over 3 rows are 162 tokens; the other cases lie on both sides of that.
     expected = [(1, 81), (3, 216), (2, 2048)]
     assert [(s["batch"], s["past"]) for s in sizes_of(spec)] == expected
+
+
+def test_an_example_with_large_caches_is_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its mask with holes is left to the other sizes."""
+    monkeypatch.setattr(cases, "CACHE_BYTES", 1)
+    config = DecoderLMConfig(vocab=16, dim=16, layers=1, heads=2, kv_heads=1, hidden=16)
+    stored = {case.name for case in build_cases("model", components(config)["decode"], {}, 0)[0]}
+    assert "batch=2 past=6" in stored
+    assert "batch=2 past=6 masked" not in stored
+    assert {name for name in stored if name.startswith("batch=3") and name.endswith("masked")}
