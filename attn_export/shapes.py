@@ -30,6 +30,7 @@ from onnxscript.optimizer import fold_constants
 from attn_export.errors import one_line
 from attn_export.extras import require
 from attn_export.runtimes.ort import import_onnxruntime
+from attn_export.shape_rules import add_rules
 
 SMALL = 1024  # bytes; constants up to this size may hold axes and shapes
 TELLING = ("Attention", "Exp", "GroupQueryAttention", "MultiHeadAttention", "Softmax")
@@ -174,6 +175,7 @@ def _known(model: onnx.ModelProto) -> tuple[dict[str, onnx.ValueInfoProto], str]
     """What ONNX Runtime's symbolic inference finds by name, and why it stopped, if it did."""
     # Its public entry writes a file into the working folder where it stops half-way.
     inference = _symbolic_shape_infer().SymbolicShapeInference(2**31 - 1, True, False, 0)
+    add_rules(inference)
     problem = ""
     try:
         inference._preprocess(model)
@@ -205,7 +207,7 @@ def _merged(before: ir.Shape | None, found: onnx.TensorShapeProto) -> ir.Shape |
     sizes: list[int | str | None] = []
     for axis, size in enumerate(found.dim):
         known = before[axis] if before is not None and len(before) == len(found.dim) else None
-        if isinstance(known, int):
+        if isinstance(known, int) and known > 0:  # ONNX says 0 for the sum of two unknown sizes
             sizes.append(known)
         elif size.HasField("dim_value"):
             sizes.append(size.dim_value)

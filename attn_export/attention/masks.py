@@ -15,12 +15,12 @@ BLOCKING = -1e4
 
 CARRIERS = {  # the inputs whose numbers come out again, added, chosen or moved
     **dict.fromkeys(
-        ("CastLike", "Clip", "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND",
-         "Identity", "Neg", "Pad", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Reshape",
+        ("CastLike", "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND",
+         "Identity", "Neg", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Reshape",
          "Slice", "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze"), (0,),
     ),
-    **dict.fromkeys(("Add", "Concat", "Div", "Max", "Min", "Mul", "Sub", "Sum"), None),
-    "Cast": (0,), "ScatterElements": (0, 2), "ScatterND": (0, 2), "Where": (1, 2),
+    **dict.fromkeys(("Add", "Clip", "Concat", "Div", "Max", "Min", "Mul", "Sub", "Sum"), None),
+    "Cast": (0,), "Pad": (0, 2), "ScatterElements": (0, 2), "ScatterND": (0, 2), "Where": (1, 2),
 }  # fmt: skip
 
 ORDINARY = {  # finite numbers for finite inputs, and not made to block anything
@@ -45,21 +45,26 @@ def lowest(like: ir.Value) -> float:
     return float((like.dtype or ir.DataType.FLOAT).min)
 
 
-def made_of(value: ir.Value) -> set[Made]:
-    """Where the numbers of a float value come from; small constants count for nothing."""
+def made_of(value: ir.Value, infinite: bool = True) -> set[Made]:
+    """Where the numbers of a float value come from; small constants count for nothing.
+
+    Args:
+        infinite: whether a constant's infinities count.
+    """
     found: set[Made] = set()
 
     def onward(current: ir.Value) -> Sequence[ir.Value | None]:
         tensor, node = ir.convenience.get_const_tensor(current), current.producer()
         if tensor is not None:
             numbers = np.asarray(tensor.numpy(), np.float64)
-            if not (np.abs(numbers) < -BLOCKING).all():  # its sign may turn on the way
+            small = np.abs(numbers) < -BLOCKING  # its sign may turn on the way
+            if not (small if infinite else small | np.isinf(numbers)).all():
                 found.add(Made.ANYTHING)
         elif current.dtype is not None and not current.dtype.is_floating_point():
             found.add(Made.CHOICE)
         elif node is not None and node.op_type in CARRIERS:
             carried = CARRIERS[node.op_type]
-            return node.inputs if carried is None else [node.inputs[i] for i in carried]
+            return [v for i, v in enumerate(node.inputs) if carried is None or i in carried]
         else:
             ordinary = node is not None and node.op_type in ORDINARY
             found.add(Made.ORDINARY if ordinary else Made.ANYTHING)
@@ -73,6 +78,11 @@ def made_of(value: ir.Value) -> set[Made]:
 def may_block(bias: ir.Value) -> bool:
     """Whether an additive mask may hold -inf or the most negative number."""
     return Made.ANYTHING in made_of(bias)
+
+
+def may_hold_lowest(bias: ir.Value) -> bool:
+    """Whether an additive mask may hold the most negative number, or one near it that is finite."""
+    return Made.ANYTHING in made_of(bias, infinite=False)
 
 
 def mask_sources(mask: ir.Value) -> list[ir.Value]:

@@ -122,9 +122,9 @@ def _runs(
     for seed, (binding, ones) in enumerate(draws):
         inputs, lengths = _draw(bounds, behind, binding, seed, ones)
         query, key = (evaluate(size, binding) for size in tokens)
-        array = np.asarray(evaluate_cut(evaluator, inputs)[0])
-        shape = np.broadcast_shapes(array.shape, (query, key))
-        found.append(_Run(*_allowed(np.broadcast_to(array, shape)), lengths))
+        allowed, biased = _allowed(np.asarray(evaluate_cut(evaluator, inputs)[0]))
+        shape = np.broadcast_shapes(allowed.shape, (query, key))
+        found.append(_Run(np.broadcast_to(allowed, shape), biased, lengths))
     return found
 
 
@@ -150,9 +150,11 @@ def _draw(
     for index, value in enumerate(bounds):
         shape = tuple(evaluate(size, binding) for size in value.shape or ())
         dtype = np.dtype(np.float32) if value.dtype is None else value.dtype.numpy()
-        often = ones if index < len(behind) else 1.0  # lenders lend their sizes alone
-        numbers = (rng.random(shape) < often).astype(np.int64)
-        if index < len(behind) and (keeps := declared(value)) is not None:
+        if index >= len(behind):  # lenders lend their sizes alone
+            drawn[f"input_{index}"] = np.broadcast_to(dtype.type(1), shape)
+            continue
+        numbers = (rng.random(shape) < ones).astype(np.int64)
+        if (keeps := declared(value)) is not None:
             numbers, rows = right_padded.drawn(rng, shape, keeps)
             lengths = rows if len(behind) == 1 else None
         drawn[f"input_{index}"] = np.asarray(numbers).astype(dtype)
@@ -189,9 +191,8 @@ def _largest_constant(mask: ir.Value) -> int:
 def _allowed(mask: NDArray[np.generic]) -> tuple[NDArray[np.bool_], bool]:
     if mask.dtype == np.bool_:
         return mask.astype(np.bool_), False
-    numbers = mask.astype(np.float64)
-    allowed = numbers > BLOCKING
-    return allowed, bool((numbers[allowed] != 0).any())
+    allowed = np.greater(mask, BLOCKING)
+    return allowed, bool((allowed & (mask != 0)).any())
 
 
 def _offset(allowed: NDArray[np.bool_], causal: Causal) -> NDArray[np.int64]:

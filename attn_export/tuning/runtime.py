@@ -99,8 +99,10 @@ def tune_runtime(
     stage = Stage(folder, bundle, target, case.name)
     single = target["precision"] == "fp32"
     late: list[str] = []
+    took = 0.0
     if single:
         made, late = uniform(base, runtime, progress, made, lambda: clock.spent > share(GRAPHS))
+        took = (clock.spent - begun) / max(1, len(made))
     plain, exported = _plain(bundle, target, runtime, base, made if new else ())
     found = Found(target, runtime, new, Contest(stage, plain, clock, progress), exported, made)
     found.contest.skipped += [f"lowering to {op} for {runtime}" for op in late]
@@ -112,7 +114,11 @@ def tune_runtime(
         if isinstance(target.get("tuned"), dict) and not new:
             variants.insert(0, _as_it_is(bundle, target, BEFORE, settings_of(target)))
         found.contest.run("lowerings", variants, share(GRAPHS), least=1)
-        found.contest.run("fusions", fusions(base, runtime, found.contest.best), share(FUSIONS))
+        fused, late = fusions(
+            base, runtime, found.contest.best, lambda: clock.spent + 2 * took > share(FUSIONS)
+        )
+        found.contest.skipped += [f"fusions of {runtime}: {name}" for name in late]
+        found.contest.run("fusions", fused, share(FUSIONS))
     found.contest.run("optimisation", levels(runtime, found.contest.best), share(FUSIONS))
     found.contest.run("threads", threads(runtime, found.contest.best), until)
     found.contest.settle_spinning(SLEEPING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
@@ -19,9 +20,18 @@ from attn_export.tuning.stage import Variant
 PLAIN = "plain export"
 
 
-def fusions(base: Base, runtime: str, best: Variant) -> list[Variant]:
-    """The best graph with more fused, and with its projections in the other form."""
-    variants = []
+def fusions(
+    base: Base, runtime: str, best: Variant, late: Callable[[], bool] = lambda: False
+) -> tuple[list[Variant], list[str]]:
+    """The best graph with more fused, and with its projections in the other form.
+
+    Args:
+        late: whether there is no time to lower the graph once more.
+
+    Returns:
+        the variants, and the names of those that there was no time for.
+    """
+    variants, skipped = [], []
     fused = best.model.clone()
     if runtime in (CPU, CUDA) and (count := fuse_skip_layer_norm(fused, base.sizes)):
         account = {**best.account}
@@ -33,10 +43,13 @@ def fusions(base: Base, runtime: str, best: Variant) -> list[Variant]:
     plan = {name: op for name, op in ops.items() if isinstance(op, str)}
     if plan and contrib_attention.NAME not in plan.values():
         for form in (PACKED,) if base.merged else (PACKED, SEPARATE):
+            if late():
+                skipped.append(f"{best.name}, {form}")
+                continue
             made = lowered(base, runtime, planned(runtime, plan), projections=form)
             if _products(made.model) != _products(best.model):
                 variants.append(made.variant(runtime, f"{best.name}, {form}", form))
-    return variants
+    return variants, skipped
 
 
 def _products(model: ir.Model) -> int:

@@ -107,6 +107,36 @@ def test_constant_and_finite_masks_need_no_repair() -> None:
     assert not {"Where", "Max", "Expand"} & {n.op_type for n in graph.graph}
 
 
+@pytest.mark.parametrize(("number", "repaired"), [(-np.inf, False), (np.finfo("f4").min, True)])
+def test_a_mask_of_shifted_windows_is_repaired_only_where_it_may_hold_the_most_negative_number(
+    number: float, repaired: bool
+) -> None:
+    """A constant choice between a bias and what blocks, repeated for each image of the batch."""
+    inputs = dict.fromkeys("qkv", ("B", 2, 4, 8))
+    apart = np.triu(np.ones((1, 1, 4, 4), bool), 1)
+    nodes = [
+        node("Shape", "q", "rows", start=0, end=1),
+        node("Concat", "rows one one one", "wide", axis=0),
+        node("Where", "apart number bias", "window"),
+        node("Expand", "window wide", "mask"),
+        node("Attention", "q k v mask", "y"),
+    ]
+    constants = {
+        "one": np.ones(1, np.int64), "apart": apart, "number": np.array(number, np.float32),
+        "bias": drawn(1, 2, 4, 4),
+    }  # fmt: skip
+    graph = model(inputs, nodes, {"y": ("B", 2, 4, 8)}, constants)
+    become(graph, "ai.onnx.Attention", [{"B": 3}])
+    assert ("Max" in {n.op_type for n in graph.graph}) == repaired
+    q, k, v = (
+        drawn(3, 2, 4, 8),
+        drawn(2, 3, 4, 8).swapaxes(0, 1),
+        drawn(6, 4, 8).reshape(3, 2, 4, 8),
+    )
+    (y,) = run(graph, q=q, k=k, v=v)
+    np.testing.assert_allclose(y, truth(q, k, v, keep=~apart, bias=constants["bias"]), atol=2e-6)
+
+
 @pytest.mark.parametrize("kind", ["keep", "bias"])
 def test_packed_attention_takes_masks_too(kind: str) -> None:
     model_ = seeded(m.Masked)

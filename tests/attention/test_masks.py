@@ -9,13 +9,14 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from attn_export.attention.masks import mask_sources, may_block
+from attn_export.attention.masks import mask_sources, may_block, may_hold_lowest
 from tests.attention.plain import Shape, model, node
 
 LOW = float(np.finfo(np.float32).min)
 CONSTANTS = {
     "low": np.float32(LOW), "high": np.float32(1e9), "one": np.float32(1), "zero": np.float32(0),
     "w": np.ones((4, 4), np.float32), "table": np.ones((9, 4), np.float32),
+    "none": np.float32(-np.inf), "pads": np.zeros(4, np.int64),
     "blocking_table": np.full((9, 4), -1e9, np.float32), "four": np.array([4, 4]),
 }  # fmt: skip
 INPUTS: dict[str, Shape] = {"x": (4, 4), "keep": (4, 4)}
@@ -43,6 +44,10 @@ CASES: list[Case] = [
     ("a choice by floats that are made of truth values",
      [NUMBERS, node("Trilu", "numbers", "lower", upper=0), node("Less", "lower one", "lost"),
       node("Where", "lost low zero", "mask")], True, {"keep"}),
+    ("a product padded with low",
+     [node("MatMul", "x w", "p"), node("Pad", "p pads low", "mask")], True, {"p"}),
+    ("a choice of -inf raised to low",
+     [node("Where", "keep zero none", "cut"), node("Clip", "cut low", "mask")], True, {"keep"}),
     ("sizes alone",
      [node("ConstantOfShape", "four", "zeros"), node("Add", "zeros low", "mask")], True, set()),
 ]  # fmt: skip
@@ -56,6 +61,30 @@ def mask_of(nodes: Sequence[onnx.NodeProto]) -> ir.Value:
 @pytest.mark.parametrize(("nodes", "blocks"), [c[1:3] for c in CASES], ids=[c[0] for c in CASES])
 def test_whether_a_mask_may_block(nodes: Sequence[onnx.NodeProto], blocks: bool) -> None:
     assert may_block(mask_of(nodes)) is blocks
+
+
+INFINITE: list[tuple[str, Sequence[onnx.NodeProto]]] = [
+    ("a choice between a table and -inf",
+     [IDS, node("Gather", "table ids", "p"), node("Where", "keep p none", "mask")]),
+    ("the same without a choice", [node("Where", "keep zero none", "mask")]),
+    ("a sum of two", [node("Where", "keep zero none", "cut"), node("Add", "cut w", "mask")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("nodes", [c[1] for c in INFINITE], ids=[c[0] for c in INFINITE])
+def test_a_mask_of_infinity_alone_blocks_and_does_not_hold_the_most_negative_number(
+    nodes: Sequence[onnx.NodeProto],
+) -> None:
+    mask = mask_of(nodes)
+    assert may_block(mask)
+    assert not may_hold_lowest(mask)
+
+
+@pytest.mark.parametrize(("nodes", "blocks"), [c[1:3] for c in CASES], ids=[c[0] for c in CASES])
+def test_no_other_mask_that_blocks_is_taken_for_one(
+    nodes: Sequence[onnx.NodeProto], blocks: bool
+) -> None:
+    assert may_hold_lowest(mask_of(nodes)) is blocks
 
 
 @pytest.mark.parametrize(

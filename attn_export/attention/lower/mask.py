@@ -4,7 +4,7 @@
    refuse the rest when they run. A smaller mask is expanded to (..., S, T).
 2. Since 1.28 the CPU kernel takes a row of the most negative number for one that allows no key and
    gives 0, where PyTorch gives the mean of the values. Half that number blocks as well and keeps
-   the mean. Rows of -inf give 0 in both and stay.
+   the mean. Rows of -inf give 0 in both and stay. A mask without such numbers needs none of this.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import onnx_ir as ir
 from attn_export.attention.data import is_computed, unique
 from attn_export.attention.layout import constant
 from attn_export.attention.lower.rewrite import initializer
-from attn_export.attention.masks import lowest, mask_sources
+from attn_export.attention.masks import lowest, mask_sources, may_hold_lowest
 from attn_export.attention.metadata import SITE
 from attn_export.attention.site import Site
 from attn_export.attention.sizes import plain, sizes
@@ -42,7 +42,7 @@ def kernel_mask(
         return node.outputs[0]
 
     result = mask
-    if mask.dtype != ir.DataType.BOOL and not _is_filled(mask):
+    if mask.dtype != ir.DataType.BOOL and may_hold_lowest(mask) and not _is_filled(mask):
         dtype = mask.dtype.numpy() if mask.dtype is not None else np.dtype(np.float32)
         half = np.array(lowest(mask) / 2, dtype=dtype)
         filler = initializer(f"{site}/mask.filler", half)
