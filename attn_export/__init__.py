@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from attn_export.fusing import fuse
     from attn_export.production.loading import load
     from attn_export.tuning.tuner import tune
-    from attn_export.verification import assert_parity, verify
+    from attn_export.verifying.verification import assert_parity, verify
 
 __version__ = "0.1.0"
 
 _WHERE = {
     "AttnExportError": "attn_export.errors",
-    "assert_parity": "attn_export.verification",
+    "assert_parity": "attn_export.verifying.verification",
     "benchmark": "attn_export.bench.benchmark",
     "export": "attn_export.build",
     "fuse": "attn_export.fusing",
     "load": "attn_export.production.loading",
     "tune": "attn_export.tuning.tuner",
-    "verify": "attn_export.verification",
+    "verify": "attn_export.verifying.verification",
 }
 _EXTRAS = {"export": "export", "fuse": "graph", "tune": "graph"}
 

@@ -15,7 +15,7 @@ from attn_export.cache_capacity import check_capacity, require_caches, to_graph
 from attn_export.capability import TARGET_RUNTIMES
 from attn_export.declarations import bring
 from attn_export.errors import ExportError, RuntimeUnavailable, UsageError
-from attn_export.exporter import Graph
+from attn_export.exporting.exporter import Graph
 from attn_export.fixed_caches import grown
 from attn_export.models.spec import ExportSpec, Metric
 from attn_export.parity.cases import build_cases, rules_of

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from attn_export.attention.fixed_cache import growing, new_tokens
 from attn_export.errors import ExportError, UsageError
-from attn_export.exporter import Graph, completed, to_onnx
+from attn_export.exporting.exporter import Graph, completed, to_onnx
 from attn_export.models.spec import Axis, ExportSpec
 from attn_export.parity.drawing import cache_axes
 

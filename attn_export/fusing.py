@@ -11,12 +11,13 @@ import onnx
 import onnx_ir as ir
 from onnx.external_data_helper import ExternalDataInfo
 
-from attn_export import file_cases, onnx_file
 from attn_export.attention.padding import declare, masked_by_padding, promised
 from attn_export.errors import AttnExportError, CheckFailed, FileError, UsageError
-from attn_export.file_cases import FileCases
 from attn_export.inspection import account_of, runtime_of
-from attn_export.onnx_file import OnnxFile
+from attn_export.onnx_files import cases as file_cases
+from attn_export.onnx_files import onnx_file
+from attn_export.onnx_files.cases import FileCases
+from attn_export.onnx_files.onnx_file import OnnxFile
 from attn_export.parity.compare import Comparison, compare_outputs, failed
 from attn_export.parity.judge import kept, masked_allowances
 from attn_export.parity.result import RuntimeResult, Verification

@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export import file_cases, onnx_file
 from attn_export.attention.caveats import causal_notes
 from attn_export.attention.lowering import lower
 from attn_export.attention.padding import declare, promised, unused_promises
 from attn_export.capability import TARGET_RUNTIMES
 from attn_export.errors import UsageError
-from attn_export.file_cases import FileCases
-from attn_export.onnx_file import OnnxFile
+from attn_export.onnx_files import cases as file_cases
+from attn_export.onnx_files import onnx_file
+from attn_export.onnx_files.cases import FileCases
+from attn_export.onnx_files.onnx_file import OnnxFile
 from attn_export.precision.names import check_target, lowering_options, parse_precisions
 from attn_export.right_padded import REMOVE_PADDING, parse
 from attn_export.tuning import cache as caches
@@ -86,7 +87,7 @@ def inspect_source(
     remove_padding: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """The sites of a PyTorch model, exported in memory, one account a component."""
-    from attn_export.exporter import to_onnx
+    from attn_export.exporting.exporter import to_onnx
     from attn_export.parity.drawing import sizes_of
     from attn_export.source import eval_mode, promise, resolve, restore_mode
 

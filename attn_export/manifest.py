@@ -13,7 +13,7 @@ from attn_export.attention import fixed_cache
 from attn_export.attention.site import Account
 from attn_export.capability import RUNTIMES, TARGETS, Target
 from attn_export.declarations import sections
-from attn_export.exporter import Graph
+from attn_export.exporting.exporter import Graph
 from attn_export.fixed_caches import CAPACITY, LENGTH
 from attn_export.parity.cases import rules_of
 from attn_export.parity.tolerance import FACTOR, FLOOR

@@ -20,7 +20,7 @@ from attn_export.production.measured import record
 from attn_export.report.html import render
 from attn_export.right_padded import REMOVE_PADDING, parse
 from attn_export.source import declare_rules, promise, resolve
-from attn_export.verification import verify
+from attn_export.verifying.verification import verify
 
 Progress = Callable[[str], None]
 

@@ -23,7 +23,7 @@ from attn_export.attention.count import count
 from attn_export.attention.lowering import lower
 from attn_export.capability import TARGET_RUNTIMES
 from attn_export.errors import AttnExportError, one_line
-from attn_export.exporter import Graph, convert, exporter_state, finish, trace
+from attn_export.exporting.exporter import Graph, convert, exporter_state, finish, trace
 from attn_export.parity.cases import build_cases
 from attn_export.parity.caveats import CLEAR
 from attn_export.parity.drawing import sizes_of

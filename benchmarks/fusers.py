@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from attn_export.attention.count import ATTENTION_OPS
 from attn_export.errors import ExportError
-from attn_export.export_workarounds import missing
-from attn_export.exporter import OPSET, Traced, convert
+from attn_export.exporting.exporter import OPSET, Traced, convert
+from attn_export.exporting.workarounds import missing
 from attn_export.graph_names import name_values
 from attn_export.models.spec import ExportSpec
 from attn_export.outputs import named_tensors

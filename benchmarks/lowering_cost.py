@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from attn_export.attention.lowering import lower
 from attn_export.cli.plain_table import plain_table
-from attn_export.exporter import to_onnx
+from attn_export.exporting.exporter import to_onnx
 from attn_export.models.spec import Axis, ExportSpec
 from attn_export.models.vit import vit
 from attn_export.parity.drawing import sizes_of

@@ -36,7 +36,7 @@ from attn_export.bench.stats import ratio_interval, summarize_rounds
 from attn_export.capability import TARGETS
 from attn_export.cli.plain_table import plain_table
 from attn_export.errors import AttnExportError, one_line
-from attn_export.exporter import exporter_state, trace
+from attn_export.exporting.exporter import exporter_state, trace
 from attn_export.runtimes.packages import versions
 from attn_export.runtimes.threads import cores
 from attn_export.sessions import as_grown, load

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attn_export import doctor_probe
-from attn_export.doctor import FAIL, PASS, UNAVAILABLE, Diagnosis, Finding, diagnose, probe
+from attn_export.doctor import probe as doctor_probe
+from attn_export.doctor.doctor import FAIL, PASS, UNAVAILABLE, Diagnosis, Finding, diagnose, probe
 from attn_export.errors import RuntimeUnavailable, UsageError
 from attn_export.runtimes import ort_cuda, table
 from tests.boundary import Cli

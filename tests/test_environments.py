@@ -12,7 +12,7 @@ import pytest
 
 from tests.boundary import ROOT, Ended, Environment, edit_manifest, run
 from tests.needed import needs
-from tests.test_verification import IDENTITY, small_bundle
+from tests.small_bundles import IDENTITY, small_bundle
 
 NO_PATH = {**os.environ, "PYTHONPATH": ""}
 
@@ -94,7 +94,7 @@ def test_doctor_works_without_torch(cpu_environment: Environment) -> None:
 
 
 FALLBACK = """
-from attn_export.doctor_probe import graph
+from attn_export.doctor.probe import graph
 from attn_export.errors import RuntimeUnavailable
 from attn_export.runtimes.base import LoadOptions
 from attn_export.runtimes.ort import CPU, OrtSession, Provider

@@ -17,7 +17,7 @@ from attn_export import fusing
 from attn_export.errors import CheckFailed, ExportError, UsageError
 from attn_export.fusing import Fused, fuse
 from attn_export.runtimes import ort_cpu
-from tests.onnx_files import (
+from tests.file_graphs import (
     D,
     attention,
     attention_nodes,
@@ -104,7 +104,9 @@ def test_weights_beside_the_source_go_beside_the_output(tmp_path: Path) -> None:
 def test_sites_are_proved_with_weights_that_stay_beside_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attn_export.shapes.SMALL", 100)  # so that weights of 256 bytes stay there
+    monkeypatch.setattr(
+        "attn_export.onnx_files.shapes.SMALL", 100
+    )  # so that weights of 256 bytes stay there
     fused = fuse(beside(attention(tmp_path / "m.onnx")), tmp_path / "out.onnx")
     assert fused.account["sites"][0]["lowering"] == "com.microsoft.Attention"
 

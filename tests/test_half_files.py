@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from attn_export.fusing import fuse
 from attn_export.runtimes import ort_cpu
-from tests.onnx_files import D, attention, expected
+from tests.file_graphs import D, attention, expected
 
 STANDARD = "ai.onnx.Attention"
 

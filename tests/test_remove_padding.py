@@ -20,12 +20,12 @@ from attn_export.build import export
 from attn_export.bundle import Bundle
 from attn_export.cli.tables import other_lines
 from attn_export.errors import UsageError
-from attn_export.exporter import to_onnx
+from attn_export.exporting.exporter import to_onnx
 from attn_export.models.spec import Axis, ExportSpec
 from attn_export.models.text_encoder import BATCH, TOKENS, load_bert
 from attn_export.precision.views import check_bounds
 from attn_export.sessions import load
-from attn_export.verification import verify
+from attn_export.verifying.verification import verify
 from tests.attention.work.encoders import MEAN, STATES, WIDTH, WRITTEN, encoder, inputs_of, run
 from tests.boundary import Cli
 

@@ -16,9 +16,9 @@ from attn_export.errors import UsageError
 from attn_export.fusing import fuse
 from attn_export.runtimes import ort_cpu
 from attn_export.sessions import load, load_stand_in
-from attn_export.verification import verify
+from attn_export.verifying.verification import verify
 from tests.boundary import Cli
-from tests.onnx_files import attention
+from tests.file_graphs import attention
 
 RIGHT = np.array([[1, 1, 1, 1], [1, 0, 0, 0]])
 

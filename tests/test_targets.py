@@ -16,7 +16,7 @@ from attn_export.attention.lowering import lower
 from attn_export.bench.benchmark import benchmark
 from attn_export.capability import STANDARD_ATTENTION
 from attn_export.errors import RuntimeUnavailable, UsageError
-from attn_export.exporter import Graph, to_onnx
+from attn_export.exporting.exporter import Graph, to_onnx
 from attn_export.models.spec import ExportSpec
 from attn_export.parity.drawing import sizes_of
 from attn_export.pipeline import Options, Outcome, export_and_verify
@@ -24,7 +24,7 @@ from attn_export.runtimes import openvino
 from tests.attention.graphs import BATCH
 from tests.boundary import Cli, edit_manifest
 from tests.conftest import USER_MODEL
-from tests.test_verification import OFF_BY_ONE_PERCENT, small_bundle
+from tests.small_bundles import OFF_BY_ONE_PERCENT, small_bundle
 
 TARGETS = ("cpu", "cuda", "tensorrt", "openvino")
 CUDA_STAND_IN = "ort-cuda (stand-in: ort-cpu)"

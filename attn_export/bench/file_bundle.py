@@ -16,10 +16,11 @@ from typing import Any
 import onnx_ir as ir
 
 from attn_export import bundle as bundles
-from attn_export import file_cases, onnx_file
 from attn_export.capability import TARGETS
 from attn_export.errors import FileError
-from attn_export.file_cases import COMPONENT
+from attn_export.onnx_files import cases as file_cases
+from attn_export.onnx_files import onnx_file
+from attn_export.onnx_files.cases import COMPONENT
 from attn_export.parity.tolerance import FACTOR, FLOOR
 from attn_export.reference import write_cases
 from attn_export.runtimes.packages import versions

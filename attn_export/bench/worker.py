@@ -32,7 +32,6 @@ from attn_export import bundle as bundles
 from attn_export.bench import products, torch_products
 from attn_export.bench.batches import with_batch
 from attn_export.bench.roofline import peak_gflops
-from attn_export.checking import check_session
 from attn_export.errors import AttnExportError
 from attn_export.precision import views
 from attn_export.precision.scored import scored
@@ -44,6 +43,7 @@ from attn_export.runtimes.growing import timed
 from attn_export.runtimes.table import MODULE_RUNTIMES, find, require
 from attn_export.runtimes.threads import cores
 from attn_export.sessions import as_grown, load
+from attn_export.verifying.checking import check_session
 
 
 class Worker:

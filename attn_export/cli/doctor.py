@@ -20,7 +20,7 @@ def command(runtimes: tuple[str, ...], seconds: float, output: Output) -> None:
     Exits 0 where ort-cpu works, or the runtimes that --runtime names; 3 where they do not.
     """
     from attn_export.cli.tables import doctor_lines, doctor_table
-    from attn_export.doctor import diagnose
+    from attn_export.doctor.doctor import diagnose
 
     with output.progress() as progress:
         result = diagnose(runtimes, seconds=seconds, progress=progress)

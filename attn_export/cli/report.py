@@ -21,7 +21,7 @@ def command(bundle: Path, file: Path | None, overwrite: bool, output: Output) ->
     from attn_export.errors import UsageError
     from attn_export.extras import require
     from attn_export.storage import write_file
-    from attn_export.verification import verify
+    from attn_export.verifying.verification import verify
 
     require("report")
     if file is not None and file.exists() and not overwrite:

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from attn_export.cli.plain_table import plain_table as _table
-from attn_export.doctor import Diagnosis
+from attn_export.doctor.doctor import Diagnosis
 from attn_export.parity.hooks import BUILT_IN
 from attn_export.parity.result import Verification
 

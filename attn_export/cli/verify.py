@@ -60,7 +60,7 @@ def command(
         parity_table,
         unavailable_lines,
     )
-    from attn_export.verification import verify
+    from attn_export.verifying.verification import verify
 
     with output.progress() as progress:
         progress("verifying")

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from attn_export.errors import one_line
-from attn_export.exporter import Graph
+from attn_export.exporting.exporter import Graph
 from attn_export.models.spec import ExportSpec
 from attn_export.parity.eager import fast_path
 from attn_export.parity.tolerance import Array

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_export.errors import ExportError, UsageError
-from attn_export.exporter import Graph
+from attn_export.exporting.exporter import Graph
 from attn_export.models.spec import ExportSpec
 from attn_export.parity.tolerance import FACTOR, FLOOR, HALF_FLOOR, Group
 from attn_export.precision.bounds import DROP, Bound

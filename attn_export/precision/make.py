@@ -19,7 +19,7 @@ from attn_export.attention.site import Account
 from attn_export.capability import TARGETS, Target
 from attn_export.capability.kernels import CUDA
 from attn_export.errors import ExportError
-from attn_export.exporter import Graph
+from attn_export.exporting.exporter import Graph
 from attn_export.models.spec import ExportSpec
 from attn_export.parity.drawing import sizes_of, with_past
 from attn_export.parity.tolerance import Array, Group

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from typing import Any
 
 from attn_export.bundle import Bundle
-from attn_export.checking import score
 from attn_export.errors import RuntimeUnavailable
 from attn_export.parity.compare import Comparison
 from attn_export.precision import views
@@ -16,6 +15,7 @@ from attn_export.reference import Case
 from attn_export.runtimes import table
 from attn_export.runtimes.base import Session
 from attn_export.sessions import load
+from attn_export.verifying.checking import score
 
 
 def scored(

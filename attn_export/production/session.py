@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attn_export.bundle import Bundle
-from attn_export.checking import check_session, nothing_compared
 from attn_export.errors import InputError, UsageError
 from attn_export.fixed_caches import FixedCaches
 from attn_export.parity.compare import Comparison
@@ -23,6 +22,7 @@ from attn_export.production.generation import in_place
 from attn_export.production.inputs import Signature, as_arrays
 from attn_export.runtimes.base import Arrays, Session, TensorSpec
 from attn_export.sessions import as_grown, growing
+from attn_export.verifying.checking import check_session, nothing_compared
 
 
 class BundleSession:

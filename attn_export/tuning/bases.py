@@ -10,11 +10,11 @@ from typing import Any
 import onnx_ir as ir
 
 from attn_export import bundle as bundles
-from attn_export import onnx_file
 from attn_export.attention.padding import declare
 from attn_export.attention.unfuse import unfuse
 from attn_export.capability import CONTRIB_ATTENTION
 from attn_export.errors import UsageError
+from attn_export.onnx_files import onnx_file
 from attn_export.reference import Case
 from attn_export.tuning.skip_layer_norm import split_skip_layer_norm
 
@@ -72,7 +72,7 @@ def from_source(bundle: bundles.Bundle, source: str, sizes: Mapping[str, Sizes])
         UsageError: it has other components or inputs.
         ExportError: it does not export.
     """
-    from attn_export.exporter import to_onnx
+    from attn_export.exporting.exporter import to_onnx
     from attn_export.source import eval_mode, promise, resolve, restore_mode
 
     if any(site.get("in_place") for target in bundle.targets() for site in target["sites"]):

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from attn_export import bundle as bundles
 from attn_export.attention.sizes import evaluate
-from attn_export.file_inputs import draw
+from attn_export.onnx_files.inputs import draw
 from attn_export.parity.tolerance import Array
 from attn_export.reference import Case
 from attn_export.tuning.bases import binding

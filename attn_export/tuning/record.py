@@ -16,7 +16,7 @@ from attn_export.runtimes.packages import runtime_version
 from attn_export.tuning.result import Tuned
 from attn_export.tuning.stage import link
 from attn_export.tuning.together import Kept
-from attn_export.verification import verify
+from attn_export.verifying.verification import verify
 from attn_export.weights import write_graphs
 
 Progress = Callable[[str], None]

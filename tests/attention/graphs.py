@@ -7,7 +7,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from attn_export.exporter import Graph, to_onnx
+from attn_export.exporting.exporter import Graph, to_onnx
 from attn_export.models.spec import Axis, ExportSpec
 from attn_export.runtimes import ort_cpu
 

@@ -9,7 +9,7 @@ import torch
 from attn_export.attention.apply import apply
 from attn_export.attention.find import find
 from attn_export.attention.lowering import BUILDERS, lower
-from attn_export.exporter import to_onnx
+from attn_export.exporting.exporter import to_onnx
 from attn_export.models.spec import ExportSpec
 from tests.attention import modules as m
 from tests.attention.graphs import BATCH, TOKENS, op_types, seeded

@@ -10,7 +10,7 @@ from torch import nn
 from attn_export.attention.count import count, others
 from attn_export.attention.data import depends_on_input
 from attn_export.attention.lowering import lower
-from attn_export.exporter import to_onnx
+from attn_export.exporting.exporter import to_onnx
 from attn_export.models.spec import ExportSpec
 from attn_export.parity.drawing import sizes_of
 from tests.attention import modules as m

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attn_export.attention.find import find
-from attn_export.exporter import to_onnx
+from attn_export.exporting.exporter import to_onnx
 from attn_export.models.spec import ExportSpec
 from tests.attention import modules as m
 from tests.attention.graphs import seeded

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.attention.lowering import lower
-from attn_export.exporter import to_onnx
+from attn_export.exporting.exporter import to_onnx
 from attn_export.models.spec import ExportSpec
 from attn_export.parity.drawing import sizes_of
 from tests.attention import modules as m

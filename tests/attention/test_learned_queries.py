@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attn_export.attention.lowering import lower
-from attn_export.exporter import to_onnx
+from attn_export.exporting.exporter import to_onnx
 from attn_export.models.spec import ExportSpec
 from attn_export.parity.drawing import sizes_of
 from attn_export.runtimes import ort_cpu

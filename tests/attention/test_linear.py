@@ -13,7 +13,7 @@ from attn_export.attention.linear import recurrences
 from attn_export.attention.lower.linear_attention import NAME
 from attn_export.attention.lowering import lower
 from attn_export.attention.reasons import Reason
-from attn_export.exporter import Graph, to_onnx
+from attn_export.exporting.exporter import Graph, to_onnx
 from attn_export.models.attention.linear import (
     RULES,
     LinearAttentionConfig,

@@ -16,7 +16,7 @@ from attn_export.attention.lower.rotary_embedding import CONTRIB, STANDARD, buil
 from attn_export.attention.lowering import lower
 from attn_export.attention.reasons import NotLowerable, Reason
 from attn_export.attention.rotary import rotations
-from attn_export.exporter import Graph, to_onnx
+from attn_export.exporting.exporter import Graph, to_onnx
 from attn_export.models.spec import ExportSpec
 from attn_export.runtimes import ort_cpu
 from tests.attention.graphs import BATCH, SIZES, TOKENS, op_types, run

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attn_export.attention.find import find
 from attn_export.attention.lowering import lower
 from attn_export.attention.site import Site
-from attn_export.exporter import to_onnx
+from attn_export.exporting.exporter import to_onnx
 from attn_export.models.spec import Axis, ExportSpec
 from tests.attention import modules as m
 from tests.attention.graphs import BATCH, SIZES, TOKENS, exported, run, seeded

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from attn_export.attention.apply import apply, drop_unused_initializers
 from attn_export.attention.find import find
 from attn_export.attention.lowering import BUILDERS
-from attn_export.exporter import Graph, to_onnx
+from attn_export.exporting.exporter import Graph, to_onnx
 from attn_export.models.spec import ExportSpec
 from tests.attention import modules as m
 from tests.attention.graphs import BATCH, CONTEXT, SIZES, TOKENS, exported, op_types, run, seeded

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from attn_export.attention.lowering import lower
 from attn_export.attention.site import Account
-from attn_export.exporter import to_onnx
+from attn_export.exporting.exporter import to_onnx
 from attn_export.models.spec import Axis, ExportSpec
 from attn_export.runtimes import ort_cpu
 

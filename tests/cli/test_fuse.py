@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.boundary import Cli
-from tests.onnx_files import attention, unfusable, wide
+from tests.file_graphs import attention, unfusable, wide
 
 
 def test_0_the_table_the_parity_and_the_file(cli: Cli, tmp_path: Path) -> None:

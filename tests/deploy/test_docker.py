@@ -15,7 +15,7 @@ from attn_export.cli.serve import command as serve
 from attn_export.deploy.docker import requirements, write_context
 from attn_export.deploy.kserve import GRPC_PORT, HTTP_PORT
 from attn_export.errors import UsageError
-from attn_export.verification import verify
+from attn_export.verifying.verification import verify
 
 
 @pytest.fixture(scope="module")

@@ -8,16 +8,16 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from attn_export.against import draw_cases
 from attn_export.build import export
-from attn_export.checking import verify_runtime
-from attn_export.drawn import Drawn, Request
 from attn_export.errors import FileError
-from attn_export.exporter import to_onnx
+from attn_export.exporting.exporter import to_onnx
 from attn_export.models.attention.catalogue import CATALOGUE
 from attn_export.models.zoo import ZOO
-from attn_export.subject import of_file
-from attn_export.verification import verify
+from attn_export.verifying.against import draw_cases
+from attn_export.verifying.checking import verify_runtime
+from attn_export.verifying.drawn import Drawn, Request
+from attn_export.verifying.subject import of_file
+from attn_export.verifying.verification import verify
 from tests.parity import mutant_models
 from tests.parity.mutants import Mutant
 

@@ -13,7 +13,7 @@ from attn_export.build import export
 from attn_export.models.spec import Axis, ExportSpec
 from attn_export.parity.drawing import draw
 from attn_export.source import Source
-from attn_export.verification import verify
+from attn_export.verifying.verification import verify
 
 
 def bundle(module: nn.Module, inputs: dict[str, Tensor], folder: Path, **axes: dict[int, Axis]):

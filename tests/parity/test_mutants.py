@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attn_export.checking import verify_runtime
+from attn_export.verifying.checking import verify_runtime
 from tests.parity.counting import CLEAN, caught, exported, passes
 from tests.parity.mutant_models import FACTORIES
 from tests.parity.mutants import MUTANTS

@@ -15,7 +15,7 @@ from attn_export.build import export
 from attn_export.errors import UsageError
 from attn_export.inspection import inspect_source
 from attn_export.precision.speed import precision_lines, speed_lines
-from attn_export.verification import verify
+from attn_export.verifying.verification import verify
 from tests.boundary import Cli, reseal
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.errors import ExportError
-from attn_export.exporter import to_onnx
+from attn_export.exporting.exporter import to_onnx
 from attn_export.models.spec import ExportSpec
 from attn_export.parity.cases import build_cases
 from attn_export.precision.bounds import Bound, agreement, check, parse, sqnr

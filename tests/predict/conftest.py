@@ -10,7 +10,7 @@ from PIL import Image
 
 from attn_export.models.vit_digits import heldout_digits
 from tests.boundary import edit_manifest
-from tests.test_verification import IDENTITY, small_bundle
+from tests.small_bundles import IDENTITY, small_bundle
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attn_export.doctor_probe import cases, graph
+from attn_export.doctor.probe import cases, graph
 from attn_export.errors import UsageError
 from attn_export.precision.stored import AsStored
 from attn_export.runtimes import ort_cpu

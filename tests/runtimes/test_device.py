@@ -10,7 +10,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from attn_export.doctor_probe import cases, graph
+from attn_export.doctor.probe import cases, graph
 from attn_export.errors import UsageError
 from attn_export.runtimes import ort_cpu, ort_cuda
 from attn_export.runtimes.base import LoadOptions

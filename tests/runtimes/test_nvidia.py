@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from attn_export.doctor_probe import graph
+from attn_export.doctor.probe import graph
 from attn_export.errors import RuntimeUnavailable
 from attn_export.runtimes import libraries, nvidia, ort_cuda, ort_tensorrt
 from attn_export.runtimes.base import LoadOptions

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attn_export.doctor_probe import cases, graph
+from attn_export.doctor.probe import cases, graph
 from attn_export.runtimes import libraries, ort_cuda, ort_tensorrt
 from attn_export.runtimes.base import LoadOptions
 from tests.needed import needs

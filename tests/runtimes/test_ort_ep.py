@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from attn_export.doctor_probe import cases, graph
+from attn_export.doctor.probe import cases, graph
 from attn_export.errors import RuntimeUnavailable
 from attn_export.runtimes import ort_ep, table
 from attn_export.runtimes.base import LoadOptions

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attn_export.doctor_probe import graph
+from attn_export.doctor.probe import graph
 from attn_export.errors import RuntimeUnavailable
 from attn_export.runtimes import ort_cpu
 from attn_export.runtimes.base import LoadOptions, Placed

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from attn_export.doctor_probe import graph
+from attn_export.doctor.probe import graph
 from attn_export.errors import UsageError
 from attn_export.runtimes import graphs, onnx_reference, ort_tensorrt
 from attn_export.runtimes import tensorrt_plan as plan

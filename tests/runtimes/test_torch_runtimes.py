@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from attn_export import bundle as bundles
-from attn_export.doctor_probe import cases, session
+from attn_export.doctor.probe import cases, session
 from attn_export.errors import FileError, RuntimeUnavailable, UsageError
 from attn_export.runtimes import onnx_reference, torch_compile
 from attn_export.runtimes.base import LoadOptions, TensorSpec
 from attn_export.sessions import load
-from tests.test_verification import IDENTITY, small_bundle
+from tests.small_bundles import IDENTITY, small_bundle
 
 COMPILES = torch_compile.availability()
 compiles = pytest.mark.skipif(not COMPILES.ok, reason=COMPILES.observed or "it compiles")
@@ -85,7 +85,7 @@ def test_a_size_out_of_range_is_refused_before_the_runtime(tmp_path: Path) -> No
 
 
 def test_a_trace_leaves_a_record_of_every_node(tmp_path: Path) -> None:
-    from attn_export.doctor_probe import graph
+    from attn_export.doctor.probe import graph
     from attn_export.runtimes import ort_cpu
 
     options = LoadOptions(trace=tmp_path)

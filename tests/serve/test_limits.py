@@ -21,7 +21,7 @@ from attn_export.reference import Case
 from attn_export.serve.settings import Settings
 from tests.boundary import SCRIPT, Cli, edit_manifest
 from tests.serve.conftest import Array, Serve, Served, free_port, http_request, infer, tensors
-from tests.test_verification import IDENTITY, small_bundle
+from tests.small_bundles import IDENTITY, small_bundle
 
 
 def slow() -> dict[str, Array]:

@@ -21,7 +21,7 @@ from attn_export.capability import (
 )
 from attn_export.inspection import inspect_file
 from attn_export.tuning import cache
-from tests.onnx_files import attention
+from tests.file_graphs import attention
 
 CPU = "ort-cpu"
 NODE = ir.node("Attention", [])

@@ -15,8 +15,8 @@ import pytest
 from numpy.typing import NDArray
 
 from attn_export import bundle as bundles
-from attn_export.checking import check_session
 from attn_export.runtimes.base import Arrays, Session, TensorSpec
+from attn_export.verifying.checking import check_session
 from tests.boundary import ROOT
 from tests.needed import needs
 from tests.web.chromium import Chromium

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from attn_export.errors import ExportError
-from attn_export.exporter import to_onnx
+from attn_export.exporting.exporter import to_onnx
 from attn_export.parity.tolerance import Array
 from attn_export.pipeline import Options, export_and_verify
 from attn_export.source import resolve

@@ -14,7 +14,7 @@ from attn_export.attention.padding import is_per_token
 from attn_export.attention.prove import Trial, prove_parts
 from attn_export.attention.work.token_wise import Padded
 from attn_export.errors import AttnExportError, one_line
-from attn_export.file_inputs import draw
+from attn_export.onnx_files.inputs import draw
 
 Bindings = Sequence[Mapping[str, int]]
 FEW = (3, 9)  # rows and tokens: what is packed wrongly is so at any size, and these are soon run

@@ -11,10 +11,10 @@ from onnx import parser
 
 from attn_export.attention.lowering import lower
 from attn_export.attention.site import Account
+from attn_export.onnx_files.shapes import infer
 from attn_export.parity.compare import compare
 from attn_export.runtimes import ort_cpu
 from attn_export.runtimes.base import Arrays
-from attn_export.shapes import infer
 
 TOKENS, WIDTH, HEADS = 5, 8, 2
 SIZES = [{"batch": 1}, {"batch": 3}, {"batch": 2}]

@@ -1,0 +1,1 @@
+"""Which runtimes work on this machine."""

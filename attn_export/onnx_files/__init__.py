@@ -1,0 +1,1 @@
+"""ONNX files of any exporter: whether they are sound, their sizes, inputs for them."""
