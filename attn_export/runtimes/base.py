@@ -9,8 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -237,7 +238,7 @@ def check_inputs(
     ranges: Mapping[str, tuple[int, int]] | None = None,
 ) -> None:
     """Raise InputError unless the inputs are those that the model takes."""
-    given = {name: (_dtype(array), array.shape) for name, array in inputs.items()}
+    given = {name: (_name(array.dtype), array.shape) for name, array in inputs.items()}
     check_sizes(specs, given, ranges)
 
 
@@ -293,9 +294,10 @@ def _check_input(
             )
 
 
-def _dtype(array: NDArray[np.generic]) -> str:
+@cache  # numpy takes longer for it than for all else that is checked
+def _name(dtype: np.dtype[Any]) -> str:
     """Bytes in the other order are another dtype: runtimes read them as if they were in theirs."""
-    return array.dtype.name if array.dtype.isnative else array.dtype.str
+    return dtype.name if dtype.isnative else dtype.str
 
 
 def _told(spec: TensorSpec) -> str:

@@ -164,9 +164,9 @@ class Batcher:
             begun = time.monotonic()
             results = await loop.run_in_executor(self._thread, self._results, group)
             ran, rows = time.monotonic() - begun, sum(each.rows for each in group)
-            metrics.RUN_SECONDS.labels(self._name).observe(ran)
-            metrics.RUN_ROWS.labels(self._name).observe(rows)
-            metrics.RUN_REQUESTS.labels(self._name).observe(len(group))
+            metrics.of(metrics.RUN_SECONDS, self._name).observe(ran)
+            metrics.of(metrics.RUN_ROWS, self._name).observe(rows)
+            metrics.of(metrics.RUN_REQUESTS, self._name).observe(len(group))
             for each, result in zip(group, results, strict=True):
                 if each.answer.done():  # given up meanwhile
                     continue

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
-import uuid
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -43,7 +43,7 @@ class Call:
 
     @classmethod
     def begin(cls, protocol: str, model: str, given: str | None) -> Call:
-        kept = given if given and _ID.fullmatch(given) else uuid.uuid4().hex
+        kept = given if given and _ID.fullmatch(given) else os.urandom(16).hex()
         call = cls(protocol, model, kept)
         CALL.set(call)
         return call
@@ -58,7 +58,7 @@ class Call:
         """Count it and log it."""
         seconds = time.monotonic() - self.begun
         name = self.model if self.known else NO_MODEL
-        metrics.REQUESTS.labels(name, self.protocol, str(self.status)).inc()
+        metrics.of(metrics.REQUESTS, name, self.protocol, str(self.status)).inc()
         fields: dict[str, object] = {
             "id": self.id,
             "protocol": self.protocol,
@@ -67,8 +67,8 @@ class Call:
             "ms": _ms(seconds),
         }
         if self.answer is not None:
-            metrics.SECONDS.labels(name).observe(seconds)
-            metrics.WAITED.labels(name).observe(self.answer.waited)
+            metrics.of(metrics.SECONDS, name).observe(seconds)
+            metrics.of(metrics.WAITED, name).observe(self.answer.waited)
             fields |= {
                 "queue_ms": _ms(self.answer.waited),
                 "run_ms": _ms(self.answer.ran),

@@ -1,10 +1,14 @@
-"""What Prometheus reads at /metrics, next to KServe's own `request_predict_seconds` and others.
+"""What Prometheus reads at /metrics, KServe's own `request_predict_seconds` with it.
 
 Labels are names of models that are served, never what a client wrote.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
+from kserve.metrics import PREDICT_HIST_TIME
 from prometheus_client import Counter, Gauge, Histogram
 
 SECONDS_BUCKETS = (
@@ -35,3 +39,10 @@ RUN_REQUESTS = Histogram(
 )  # fmt: skip
 QUEUE = Gauge("attn_export_queue_length", "Requests that wait", ["model_name"])
 READY = Gauge("attn_export_ready", "1 once a model is verified and warm", ["model_name"])
+PREDICT_SECONDS = PREDICT_HIST_TIME  # KServe's, from which its dashboards read
+
+
+@cache
+def of(metric: Any, *labels: str) -> Any:
+    """The series of these labels, which are few; looking one up costs as much as counting."""
+    return metric.labels(*labels)

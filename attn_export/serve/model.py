@@ -50,6 +50,7 @@ class BundleModel(Model):
         self.rows = max_rows(bundle, component, settings.max_batch_size)
         self.inputs = [_described(entry) for entry in values(bundle, "inputs", component)]
         self.outputs = [_described(entry) for entry in values(bundle, "outputs", component)]
+        self._datatypes = {output["name"]: output["datatype"] for output in self.outputs}
         self._signature = Signature.of(bundle.manifest, component)
         self._finite = {
             entry["name"]
@@ -124,7 +125,7 @@ class BundleModel(Model):
         if call := CALL.get(None):
             call.answered(answer)
         outputs = [
-            InferOutput(name, list(array.shape), datatype(name, array.dtype.name), array)
+            InferOutput(name, list(array.shape), self._datatypes[name], array)
             for name, array in answer.outputs.items()
             if name in wanted
         ]
