@@ -8,7 +8,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from kserve.metrics import PREDICT_HIST_TIME
 from prometheus_client import Counter, Gauge, Histogram
 
 SECONDS_BUCKETS = (
@@ -39,7 +38,6 @@ RUN_REQUESTS = Histogram(
 )  # fmt: skip
 QUEUE = Gauge("attn_export_queue_length", "Requests that wait", ["model_name"])
 READY = Gauge("attn_export_ready", "1 once a model is verified and warm", ["model_name"])
-PREDICT_SECONDS = PREDICT_HIST_TIME  # KServe's, from which its dashboards read
 
 
 @cache

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from kserve import InferRequest, InferResponse, ModelRepository
+from kserve.metrics import PREDICT_HIST_TIME
 
 from attn_export import __version__
 from attn_export.serve import metrics
@@ -85,7 +86,7 @@ class Service:
                 model.batcher.require_room()  # before its body is held
                 request = await read()
                 # Calling the model costs more than this: KServe looks for steps that it lacks.
-                with metrics.of(metrics.PREDICT_SECONDS, call.model).time():
+                with metrics.of(PREDICT_HIST_TIME, call.model).time():
                     return request, await model.predict(request)
         except asyncio.CancelledError:
             call.status = Gone.status

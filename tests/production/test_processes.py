@@ -47,7 +47,8 @@ def script(tmp_path: Path, body: str, bundle: Path) -> Ended:
         capture_output=True,
         text=True,
         timeout=100,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        # numpy's own pool of threads would be counted among those of the session.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
     )
     return Ended(done.returncode, done.stdout, done.stderr)
 
