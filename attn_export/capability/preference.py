@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attn_export.capability.form import Form
 from attn_export.capability.kernels import (
@@ -104,10 +104,13 @@ def preference(runtime: str, form: Form, tokens: tuple[int, int] | None = None) 
     Args:
         tokens: S and T that are usual, where those of the form are symbolic.
     """
+    usual = form
+    if tokens is not None:
+        usual = replace(form, query_tokens=tokens[0], key_tokens=tokens[1])
     rule = next(
         row
         for row in PREFERENCES
-        if row.runtime == runtime and all(form.has(feature) for feature in row.when)
+        if row.runtime == runtime and all(usual.has(feature) for feature in row.when)
     )
     found = nearest(runtime, form, tokens)
     return rule if found is None else measured(rule, found)

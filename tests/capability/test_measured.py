@@ -37,6 +37,18 @@ def sized(tokens: int | str, **changes: object) -> Form:
     return replace(Form(), query_tokens=tokens, key_tokens=tokens, **changes)
 
 
+@pytest.mark.parametrize(("usual", "first"), [((512, 512), A), ((4096, 4096), M)])
+def test_many_keys_are_those_of_the_usual_length_where_it_varies(
+    usual: tuple[int, int], first: str
+) -> None:
+    """Three heads of 64 were not measured at such lengths, so the rule decides."""
+    form = replace(sized("tokens"), heads=3, kv_heads=3, head_size=64)
+    assert preference(CPU, form, usual).ops[0] == first
+    assert (
+        preference(CPU, replace(form, query_tokens=usual[0], key_tokens=usual[1])).ops[0] == first
+    )
+
+
 def test_ops_that_are_clearly_faster_come_first_and_ties_keep_the_rule() -> None:
     found = Measured({A: 2.0, S: 1.0, M: 1.05}, "", "")
     assert found.order((A, M, S)) == (M, S, A)
