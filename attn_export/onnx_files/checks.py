@@ -83,10 +83,15 @@ def _check_weights(path: Path, model: onnx.ModelProto) -> None:
         pure = PurePosixPath(info.location)
         outside = pure.is_absolute() or ".." in pure.parts or "\\" in info.location
         place = path.parent / info.location
-        if outside or not place.resolve().is_relative_to(home):
+        if outside:
             raise FileError(
                 f"{path} keeps its weights in '{info.location}', outside of its folder",
                 "do not use this file",
+            )
+        if not place.resolve().is_relative_to(home):
+            raise FileError(
+                f"{path} keeps its weights in '{info.location}', a link out of its folder",
+                "if you trust it, copy both files to one folder with `cp -L`",
             )
         if not place.is_file():
             raise FileError(

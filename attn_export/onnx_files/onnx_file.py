@@ -67,6 +67,12 @@ def read(path: Path) -> OnnxFile:
     version = onnx_checks.opset(proto)
     places = (ExternalDataInfo(t).location for t in graph_tensors(proto) if t.external_data)
     beside = frozenset((path.parent / place).resolve() for place in places)
+    for place in beside:
+        if (links := place.stat().st_nlink) > 1:  # onnx_ir refuses it in the middle of the work
+            raise FileError(
+                f"{place} is one of {links} hard links, through which any file may be read",
+                "if you trust it, copy both files to one folder with `cp`",
+            )
     functions = len(proto.functions)
     model = _graph(path, proto)
     notes = []

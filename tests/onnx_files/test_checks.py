@@ -59,7 +59,7 @@ def test_two_gigabytes_in_one_protobuf_are_refused_before_they_are_read(tmp_path
         ("/etc/passwd", "keeps its weights in '/etc/passwd', outside of its folder"),
         ("../secret.data", "keeps its weights in '../secret.data', outside of its folder"),
         ("a/../../secret.data", "outside of its folder"),
-        ("link.data", "keeps its weights in 'link.data', outside of its folder"),
+        ("link.data", "keeps its weights in 'link.data', a link out of its folder"),
         ("gone.data", "which is not there"),
     ],
 )

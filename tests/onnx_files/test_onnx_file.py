@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 from onnx import helper
 
+from attn_export.errors import FileError
 from attn_export.onnx_files.onnx_file import read
 from tests.file_graphs import D, attention, attention_nodes, beside, constants, floats, save, wide
 
@@ -162,3 +163,11 @@ def test_the_file_is_only_read(tmp_path: Path) -> None:
     read(path)
     assert {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in tmp_path.iterdir()} == before
     onnx.checker.check_model(path)
+
+
+def test_weights_behind_a_hard_link_are_refused_before_any_work(tmp_path: Path) -> None:
+    """As package managers and backups make them; a runtime alone would read them."""
+    path = beside(attention(tmp_path / "m.onnx"))
+    (tmp_path / "again.data").hardlink_to(tmp_path / "m.onnx.data")
+    with pytest.raises(FileError, match=r"m\.onnx\.data is one of 2 hard links.* with `cp`"):
+        read(path)
