@@ -52,6 +52,14 @@ def test_base_has_neither_runtime_nor_torch(base_environment: Environment) -> No
     assert evaluate(base_environment.python, code) == "None None"
 
 
+def test_one_worker_runs_all_tests_of_environments(
+    base_environment: Environment, request: pytest.FixtureRequest
+) -> None:
+    """Where a group does not reach pytest-xdist, one worker waits for the end of the other."""
+    grouped = bool(request.config.getoption("loadgroup", default=False))
+    assert request.node.nodeid.endswith("@environments") is grouped
+
+
 @pytest.mark.parametrize("command", ["verify", "bench"])
 def test_without_a_runtime_one_sentence_and_3(
     base_environment: Environment, digits_bundle: Path, command: str
