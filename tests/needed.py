@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import NoReturn
 
 import pytest
 
@@ -21,3 +22,11 @@ def needs(what: str) -> pytest.MarkDecorator:
         seen = table.availability(what)
         missing = "" if seen.ok else f"{seen.observed}; {seen.fix}"
     return pytest.mark.skipif(bool(missing) and what not in REQUIRED, reason=missing or "here")
+
+
+def passed_over(what: str, why: str) -> NoReturn:
+    """Skip for want of what only a try shows: "docker", "mount" or "exchange"; fail where it is
+    said to be here."""
+    if what in REQUIRED:
+        pytest.fail(f"{what} is said to be here: {why}")
+    pytest.skip(why)
